@@ -1,0 +1,1 @@
+"""The in-process side of mpwatch: `from mpwatch_agent import watch`."""

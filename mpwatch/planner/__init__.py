@@ -1,0 +1,1 @@
+"""The planner: which configuration fits. Pure; no torch."""

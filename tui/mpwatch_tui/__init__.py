@@ -1,0 +1,1 @@
+"""The terminal screens of mpwatch. Textual only: never torch, never the agent, never numpy."""
