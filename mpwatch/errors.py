@@ -37,7 +37,14 @@ class RecordUnreadable(UsageError):
 
 
 class CodecError(MpwatchError):
-    """A frame or message is malformed, too large, of another version or of an unknown kind."""
+    """A frame or message cannot be used; `category` is what receivers count it under.
+
+    Categories: "malformed", "oversized", "version", "unknown".
+    """
+
+    def __init__(self, category: str, detail: str) -> None:
+        super().__init__(f"{category}: {detail}")
+        self.category = category
 
 
 class RuntimeDirectoryRefused(MpwatchError):

@@ -1,0 +1,125 @@
+"""What may be asked of a running job: one frozen Struct per command, named in the imperative.
+
+Each request carries an id and gets exactly one outcome event. Person and controller use the same
+path. Parsing of the words a person types stands here too, so that `ctl`, the TUI and tests agree.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from mpwatch.errors import UsageError
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Command(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="command",
+    tag=_snake,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """Base of all commands; `command` on the wire is the class name in snake_case."""
+
+
+class Pause(Command):
+    """Wait at the next boundary. Ends by itself 60 s after the hub is gone unless `stay`."""
+
+    stay: bool = False
+
+
+class Unpause(Command):
+    """Go on after a pause."""
+
+
+class StopAtBoundary(Command):
+    """End the script at the next boundary, with exit code 0."""
+
+
+class SetSampling(Command):
+    """Change how often the costlier measurements are taken, in steps; 0 switches one off."""
+
+    grad_norm_every: int | None = None
+    memory_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.grad_norm_every is None and self.memory_every is None:
+            raise ValueError("set_sampling needs grad_norm_every=N or memory_every=N (steps)")
+        for name in ("grad_norm_every", "memory_every"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1_000_000:
+                raise ValueError(f"{name} is {value}; allowed are 0 (off) to 1000000 steps")
+
+
+class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A command on its way: `id` is unique per request, `by` is "person" or "controller"."""
+
+    id: str
+    command: msgspec.Raw
+    by: str = "person"
+
+
+COMMANDS: Final[dict[str, type[Command]]] = {
+    str(cls.__struct_config__.tag): cls for cls in Command.__subclasses__()
+}
+_UNION = Pause | Unpause | StopAtBoundary | SetSampling
+_DECODER: Final = msgspec.msgpack.Decoder(_UNION)
+
+
+def name_of(command: Command) -> str:
+    """The command's word, as on the wire and on the command line."""
+    return str(command.__struct_config__.tag)
+
+
+def arguments_of(command: Command) -> dict[str, object]:
+    """The command's fields that differ from their defaults."""
+    fields: dict[str, object] = msgspec.to_builtins(command)
+    fields.pop("command", None)
+    return fields
+
+
+def decode(raw: bytes | msgspec.Raw) -> Command:
+    """Decode one command.
+
+    Raises:
+        msgspec.ValidationError: unknown command, unknown or bad field (the message quotes it).
+    """
+    return _DECODER.decode(raw)
+
+
+def parse(name: str, words: Sequence[str]) -> Command:
+    """Build a command from the words of a person: values in order, or `field=value`.
+
+    Raises:
+        UsageError: unknown command or field, or a value out of range.
+
+    Example:
+        >>> parse("set_sampling", ["grad_norm_every=10"])
+        SetSampling(grad_norm_every=10, memory_every=None)
+    """
+    known = COMMANDS.get(name.replace("-", "_"))
+    if known is None:
+        raise UsageError(f"no command {name!r}; there are: {', '.join(sorted(COMMANDS))}")
+    fields = known.__struct_fields__
+    values: dict[str, str] = {}
+    for position, word in enumerate(words):
+        field, separator, value = word.partition("=")
+        if not separator:
+            if position >= len(fields):
+                raise UsageError(f"{name} takes {len(fields)} values at most, got {word!r}")
+            field, value = fields[position], word
+        field = field.replace("-", "_")
+        if field not in fields:
+            raise UsageError(f"{name} has no field {field!r}; it has: {', '.join(fields)}")
+        values[field] = value
+    try:
+        return msgspec.convert(values, type=known, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"{name}: {error}") from None

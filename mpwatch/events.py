@@ -1,0 +1,266 @@
+"""What happened: one frozen Struct per kind of event, named in the past tense.
+
+The contract between agent, hub, record and every watcher. Units stand in the names; what is not
+known is None, never 0 or -1. A new field must have a default, so that neighbouring versions
+understand each other. Nothing here reads a clock: the frame around an event carries the time.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Event(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_snake, omit_defaults=True
+):
+    """Base of all events; `kind` on the wire is the class name in snake_case."""
+
+
+class OptimizerDescribed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One optimizer of the script. `index` is its order of first use, 0 for the one that leads."""
+
+    index: int
+    name: str
+    parameter_tensors: int
+    parameters: int
+
+
+class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory at the edges of one phase, in bytes.
+
+    `kind` says what was read: "resident" is the process's anonymous resident memory (CPU),
+    "allocated" the CUDA caching allocator's live bytes. `peak_bytes` is the largest reading at
+    an edge of this phase: a lower bound of the true peak.
+    """
+
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int | None = None
+    kind: str = "resident"
+
+
+# --- from the agent ---------------------------------------------------------------------------
+
+
+class AgentBound(Event):
+    """The process made an optimizer or ran a backward, and took the lock of its rank.
+
+    `process` counts the processes that have been this rank within the attempt, from 0.
+    """
+
+    pid: int
+    process_start_time: int | None
+    process: int = 0
+    world_size: int = 1
+    host: str = ""
+    python_version: str = ""
+    torch_version: str = ""
+    threads: int | None = None
+
+
+class LoopFound(Event):
+    """What the agent found of the training loop, once known; `notes` says what it left alone."""
+
+    optimizers: tuple[OptimizerDescribed, ...] = ()
+    roots: tuple[str, ...] = ()
+    device: str = "cpu"
+    scaler: str | None = None
+    compiled: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class StepFinished(Event):
+    """One window of micro-batches that ended at `optimizer.step`.
+
+    `losses` are the losses of the micro-batches as the script passed them to backward;
+    `loss_divisor` is the accumulation divisor inside them where it was seen; `loss` is the true
+    mean that a person expects to read. `applied` is a fact: the optimizer's update ran.
+    `overflow` is None where nothing looked at the gradients. `grad_norm` is the 2-norm of the
+    unscaled gradients, before clipping. `agent_s` is the agent's own time within the step and
+    `sampled_s` the part of it spent on what is only done on sampled steps.
+    """
+
+    step: int
+    applied: bool
+    optimizer: int = 0
+    micro_batches: int = 1
+    script_window: int = 1
+    multiplier: int = 1
+    overflow: bool | None = None
+    losses: tuple[float | None, ...] = ()
+    loss_divisor: float | None = None
+    loss: float | None = None
+    loss_scale_before: float | None = None
+    loss_scale_after: float | None = None
+    grad_norm: float | None = None
+    learning_rates: tuple[float, ...] = ()
+    duration_s: float | None = None
+    phase_s: dict[str, float] = {}
+    samples: int | None = None
+    tokens: int | None = None
+    memory: dict[str, PhaseMemory] | None = None
+    agent_s: float = 0.0
+    sampled_s: float = 0.0
+
+
+class WindowDiscarded(Event):
+    """Backwards ran and their gradients were cleared without a step (by the script itself)."""
+
+    optimizer: int = 0
+    micro_batches: int = 1
+    after_step: int = 0
+
+
+class HookDisabled(Event):
+    """A hook of the agent failed and switched itself off; the loop never saw the error."""
+
+    hook: str
+    error: str
+
+
+class EventsDropped(Event):
+    """The outbox was full: `count` events before this one were dropped, `total` so far."""
+
+    count: int
+    total: int
+
+
+class CommandApplied(Event):
+    """The one outcome of a command that took effect, at `step` finished steps."""
+
+    id: str
+    command: str
+    step: int
+    note: str = ""
+
+
+class CommandRefused(Event):
+    """The one outcome of a command that did not take effect, and why."""
+
+    id: str
+    command: str
+    reason: str
+    step: int | None = None
+
+
+class TrainingPaused(Event):
+    """The loop waits at a boundary. Heartbeats follow until `training_unpaused`."""
+
+    step: int
+
+
+class TrainingUnpaused(Event):
+    """The loop goes on. `reason` is "command", or why the agent decided by itself."""
+
+    step: int
+    reason: str = "command"
+
+
+class Heartbeat(Event):
+    """Sign of life of an agent that has nothing else to say (paused)."""
+
+    paused: bool = True
+
+
+class FaultInjected(Event):
+    """A fault that `--inject` asked for was put in."""
+
+    fault: str
+    step: int
+    micro_batch: int | None = None
+    target: str = ""
+
+
+class AgentStopping(Event):
+    """The script is being ended at a boundary: by `max_steps` or by the command `stop_at_boundary`."""
+
+    step: int
+    reason: str
+
+
+class AgentExited(Event):
+    """The interpreter is ending. `error_type` names the uncaught exception, if there was one."""
+
+    steps: int
+    error_type: str | None = None
+    error: str | None = None
+    windows_open: int = 0
+
+
+# --- from the hub -----------------------------------------------------------------------------
+
+
+class HubStarted(Event):
+    """A hub took the run over; `resumed_after` is the last record sequence of its predecessor."""
+
+    pid: int
+    resumed_after: int = 0
+
+
+class JobStarted(Event):
+    """The keeper spawned the script (or launcher) as `pid`."""
+
+    pid: int
+    process_start_time: int | None = None
+
+
+class JobExited(Event):
+    """The keeper's child ended. `exit_code` as a shell sees it: 128 + n for signal n."""
+
+    exit_code: int
+    signal: str | None = None
+    cause: str = ""
+
+
+class JobStalled(Event):
+    """No event came for `silent_s` although the process lives."""
+
+    silent_s: float
+    last_step: int | None = None
+
+
+class JobRecovered(Event):
+    """Events come again after a stall of `silent_s`."""
+
+    silent_s: float
+
+
+class FramesMissing(Event):
+    """A gap in a rank's sequence numbers: `count` frames never arrived."""
+
+    count: int
+
+
+class GpuSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU as NVML reports it; utilisation in percent of the last sampling period."""
+
+    index: int
+    name: str = ""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization_percent: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
+class SystemSampled(Event):
+    """The machine and the job's process tree, as the hub sees them from outside."""
+
+    cpu_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    job_cpu_percent: float | None = None
+    job_resident_bytes: int | None = None
+    job_processes: int | None = None
+    disk_free_bytes: int | None = None
+    gpus: tuple[GpuSampled, ...] = ()
+
+
+KINDS: Final[dict[str, type[Event]]] = {
+    str(cls.__struct_config__.tag): cls for cls in Event.__subclasses__()
+}

@@ -1,0 +1,87 @@
+"""Names that every part agrees on, and the cleaning of text that comes from a script.
+
+Validated here without torch, so that the command line refuses a bad name before anything starts.
+Nothing in this module reads a clock, a file or a socket.
+"""
+
+import re
+from typing import Final, Literal, get_args
+
+State = Literal[
+    "starting",
+    "running",
+    "paused",
+    "finished",
+    "stopped",
+    "crashed",
+    "oom",
+    "preempted",
+    "stalled",
+    "killed",
+    "lost",
+    "never_trained",
+]
+STATES: Final[tuple[State, ...]] = get_args(State)
+LIVE_STATES: Final[frozenset[str]] = frozenset({"starting", "running", "paused", "stalled"})
+
+Phase = Literal[
+    "data", "forward", "backward", "optimizer", "evaluation", "saving", "resuming", "other"
+]
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+
+FaultName = Literal[
+    "overflow", "nan", "oom", "kill", "slow", "hub-kill", "hub-stop", "disk-full"
+]
+FAULTS: Final[tuple[FaultName, ...]] = get_args(FaultName)
+# Words that are part of the grammar but whose machinery belongs to later work: refused by name.
+FAULTS_TO_COME: Final[frozenset[str]] = frozenset({"oom", "disk-full"})
+
+PRECISIONS: Final[tuple[str, ...]] = ("O0", "O1", "O2", "O3")
+SCALERS: Final[tuple[str, ...]] = (
+    "torch",
+    "apex",
+    "deepspeed",
+    "megatron",
+    "fairseq",
+    "doubling",
+    "histogram",
+)
+POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
+
+# Every line that mpwatch writes to a script's stderr begins with this.
+STDERR_PREFIX: Final = "mpwatch: "
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+def clean_text(text: str, limit: int = 2000) -> str:
+    """Return `text` fit for a terminal: one line, no escape sequence, no control character.
+
+    Names, reasons and output of a script are untrusted: they can not draw or command.
+    Newlines and tabs become spaces; what is longer than `limit` characters is cut.
+    """
+    text = _ESCAPE_SEQUENCE.sub("", text[: limit * 4])
+    text = text.replace("\n", " ").replace("\t", " ").replace("\r", " ")
+    text = _CONTROL.sub("", text)
+    # Lone surrogates (bytes that were no UTF-8) cannot be encoded again.
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# Stable parts of the texts of out-of-memory errors; searched, not anchored: loader workers
+# re-raise with their own traceback in front.
+_OUT_OF_MEMORY_TEXTS: Final = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Caught OutOfMemoryError",
+)
+_OUT_OF_MEMORY_TYPES: Final = frozenset({"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"})
+
+
+def is_out_of_memory(type_name: str, message: str) -> bool:
+    """Whether an exception of this class name and text says that memory ran out."""
+    return type_name in _OUT_OF_MEMORY_TYPES or any(t in message for t in _OUT_OF_MEMORY_TEXTS)
