@@ -117,6 +117,7 @@ def _steps(text: str, value: str) -> tuple[int, int]:
 def _number(text: str, key: str, value: str | None, least: int) -> int | None:
     if value is None:
         return None
-    if not value.isascii() or not value.isdecimal() or not least <= int(value[:12]) <= MAX_STEP:
+    readable = value.isascii() and value.isdecimal() and len(value) <= len(str(MAX_STEP))
+    if not readable or not least <= int(value) <= MAX_STEP:
         raise UsageError(f"--inject {text!r}: {key}={value} is no number from {least}")
     return int(value)

@@ -29,9 +29,7 @@ Phase = Literal[
 ]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
-FaultName = Literal[
-    "overflow", "nan", "oom", "kill", "slow", "hub-kill", "hub-stop", "disk-full"
-]
+FaultName = Literal["overflow", "nan", "oom", "kill", "slow", "hub-kill", "hub-stop", "disk-full"]
 FAULTS: Final[tuple[FaultName, ...]] = get_args(FaultName)
 # Words that are part of the grammar but whose machinery belongs to later work: refused by name.
 FAULTS_TO_COME: Final[frozenset[str]] = frozenset({"oom", "disk-full"})
@@ -52,7 +50,9 @@ POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 STDERR_PREFIX: Final = "mpwatch: "
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
 
 
 def clean_text(text: str, limit: int = 2000) -> str:
