@@ -1,0 +1,138 @@
+"""Resolves the options of a run: flag > environment > configuration file > default.
+
+Every value keeps its origin, so that `mpwatch config` can say where it came from. A file that
+cannot be used is an error: a silently ignored setting would be worse.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from mpwatch.cli.options import BY_NAME, OPTIONS, checked
+from mpwatch.errors import UsageError
+
+OWN_FILE: Final = "mpwatch.toml"
+PROJECT_FILE: Final = "pyproject.toml"
+
+# The fields of a plan (`mpwatch plan --emit`). The first group asks for something; nothing of it
+# can be done in this version, so each is named and the run goes on as the script has it.
+PLAN_REQUESTS: Final = (
+    "precision",
+    "optimizer",
+    "micro_batch",
+    "accumulation_steps",
+    "checkpointing",
+    "attention",
+    "sharding",
+    "devices",
+)
+PLAN_FACTS: Final = ("family", "peak_bytes", "fits", "binding", "time_per_sample_s", "labels")
+
+
+class Setting(NamedTuple):
+    """A value and where it came from."""
+
+    value: Any
+    origin: str
+
+
+class Configuration(NamedTuple):
+    """All options by name, and the fields of a plan that a configuration file brought."""
+
+    settings: dict[str, Setting]
+    plan: dict[str, Any]
+    plan_file: str
+
+    def value(self, name: str) -> Any:
+        """The value of one option."""
+        return self.settings[name].value
+
+    def is_default(self, name: str) -> bool:
+        """Whether nobody chose this value."""
+        return self.settings[name].origin == "default"
+
+
+def resolve(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    directory: str,
+    file: str | None = None,
+) -> Configuration:
+    """Settle every option; `flags` holds those given (others None), `file` is `--config`.
+
+    Raises:
+        UsageError: a bad value, an unknown key, a file that cannot be read.
+    """
+    file_values, file_origin, plan = _read(file, directory)
+    settings = {}
+    for option in OPTIONS:
+        given = flags.get(option.name)
+        word = environment.get(option.variable)
+        if given is not None:
+            value = checked(option, given, option.flag)
+            settings[option.name] = Setting(value, f"flag {option.flag}")
+        elif word:
+            value = checked(option, word, f"environment {option.variable}")
+            settings[option.name] = Setting(value, f"environment {option.variable}")
+        elif option.name in file_values:
+            value = checked(option, file_values[option.name], file_origin)
+            settings[option.name] = Setting(value, file_origin)
+        else:
+            settings[option.name] = Setting(option.default, "default")
+    return Configuration(settings, plan, file_origin)
+
+
+def _read(file: str | None, directory: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Values, their origin, and the plan, of the file given or the one found."""
+    if file is not None:
+        return _options_of(_parsed(file), file)
+    own = os.path.join(directory, OWN_FILE)
+    if os.path.exists(own):
+        return _options_of(_parsed(own), OWN_FILE)
+    project = os.path.join(directory, PROJECT_FILE)
+    if _mentions_us(project):
+        tool = _parsed(project).get("tool", {})
+        table = tool.get("mpwatch", {}) if isinstance(tool, dict) else {}
+        return _options_of(table, f"{PROJECT_FILE} [tool.mpwatch]")
+    return {}, "", {}
+
+
+def _mentions_us(path: str) -> bool:
+    """Whether the project's file has anything for us: the parser is loaded only then.
+
+    A pyproject.toml that is broken elsewhere is not ours to complain about.
+    """
+    try:
+        with open(path, "rb") as file:
+            return b"mpwatch" in file.read()
+    except OSError:
+        return False
+
+
+def _parsed(path: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def _options_of(table: object, origin: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    if not isinstance(table, dict):
+        raise UsageError(f"{origin}: mpwatch is no table")
+    values = dict(table)
+    plan = values.pop("plan", {})
+    if not isinstance(plan, dict):
+        raise UsageError(f"{origin}: plan is no table")
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    for name in values.keys() - BY_NAME.keys():
+        raise UsageError(f"{origin}: unknown key {name!r}; there are: {', '.join(BY_NAME)}, plan")
+    for name in plan.keys() - {*PLAN_REQUESTS, *PLAN_FACTS}:
+        raise UsageError(f"{origin}: [plan] has an unknown key {name!r}")
+    for name, value in values.items():
+        checked(BY_NAME[name], value, origin)
+    return values, origin, plan

@@ -1,0 +1,152 @@
+"""Supervise a training script or any command: mpwatch run [OPTIONS] SCRIPT [ARGUMENTS].
+
+Own options come first; everything after the script belongs to it.
+  mpwatch run --headless train.py --lr 0.1
+  mpwatch run -m package.train --lr 0.1
+  mpwatch run -- torchrun --nproc-per-node 2 train.py
+
+Prepares the run and execs into the keeper: this process becomes the supervisor, with the same pid.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpwatch.cli import options
+from mpwatch.cli.configuration import PLAN_REQUESTS, Configuration, resolve
+from mpwatch.cli.interpreter import isolating_flag
+from mpwatch.errors import UsageError
+from mpwatch.keeper_files import say
+from mpwatch.vocabulary import clean_text
+
+_VALUE_OPTIONS = frozenset(
+    {option.flag for option in options.OPTIONS if option.kind != "switch"} | {"--config"}
+)
+_SWITCHES = frozenset(
+    {option.flag for option in options.OPTIONS if option.kind == "switch"} | {"-h", "--help"}
+)
+
+
+class Target(NamedTuple):
+    """What to run. `kind`: "script", "module" or "command"; `words` begins with what it names."""
+
+    kind: str
+    words: list[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a run; the script and its words never reach this parser."""
+    parser.usage = "mpwatch run [OPTIONS] SCRIPT [ARGUMENTS] | -m MODULE ... | -- COMMAND ..."
+    options.add_to(parser)
+    parser.add_argument("--config", metavar="FILE", help="TOML with options or a plan")
+
+
+def own_words(words: Sequence[str]) -> tuple[list[str], Target | None]:
+    """Part our own options from the script and its words.
+
+    Raises:
+        UsageError: an option we do not have stands before the script.
+    """
+    own: list[str] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        rest = list(words[position + 1 :])
+        if word == "--":
+            return own, Target("command", rest) if rest else None
+        if word == "-m":
+            return own, Target("module", rest) if rest else None
+        if word == "-" or not word.startswith("-"):
+            return own, Target("script", [word, *rest])
+        name, equals, _ = word.partition("=")
+        if name not in _VALUE_OPTIONS and word not in _SWITCHES:
+            raise UsageError(f"no option {clean_text(name)}; see: mpwatch run --help")
+        own.append(word)
+        if name in _VALUE_OPTIONS and not equals and rest:
+            own.append(rest[0])
+            position += 1
+        position += 1
+    return own, None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, prepare, and become the keeper; returns only by raising."""
+    target: Target | None = getattr(arguments, "kept", None)
+    if target is None:
+        raise UsageError("say which script to run: mpwatch run train.py; see: mpwatch run --help")
+    from mpwatch.cli import launch
+
+    if os.environ.get("MPWATCH_DISABLED", "0") not in ("", "0"):
+        return launch.execute_unwatched(_command(target), os.environ)
+    _check(target)
+    configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
+    _name_unapplied_plan(configuration)
+    _warn_of_misplaced_option(target)
+    command = _command(target)
+    flag = isolating_flag(command) if target.kind == "command" else None
+    if flag is not None:
+        say(f"python {flag} takes no agent in: this run is supervised but unwatched")
+    return launch.launch(command, configuration, inject=flag is None)
+
+
+def _command(target: Target) -> list[str]:
+    interpreter = sys.executable or "python3"
+    if target.kind == "module":
+        return [interpreter, "-m", *target.words]
+    if target.kind == "script" or _is_plain_script(target.words[0]):
+        return [interpreter, *target.words]
+    return target.words
+
+
+def _is_plain_script(word: str) -> bool:
+    """`mpwatch run -- train.py`: a Python file that cannot be executed by itself."""
+    return word.endswith(".py") and os.path.isfile(word) and not os.access(word, os.X_OK)
+
+
+def _check(target: Target) -> None:
+    first = target.words[0]
+    shown = clean_text(first, 200)
+    if target.kind == "script" and first != "-":
+        _check_script(first, shown)
+    elif target.kind == "command" and shutil.which(first) is None and not _is_plain_script(first):
+        raise UsageError(f"no command {shown!r} to run after --")
+
+
+def _check_script(script: str, shown: str) -> None:
+    if os.path.isdir(script):
+        if not os.path.isfile(os.path.join(script, "__main__.py")):
+            raise UsageError(f"{shown} is a directory; give the script in it")
+    elif not os.path.exists(script):
+        command = os.sep not in script and shutil.which(script) is not None
+        hint = f"; to run the command: mpwatch run -- {shown} ..." if command else ""
+        raise UsageError(f"no script {shown}{hint}")
+    elif not os.access(script, os.R_OK):
+        raise UsageError(f"cannot read {shown}: permission denied")
+
+
+def _name_unapplied_plan(configuration: Configuration) -> None:
+    for name in PLAN_REQUESTS:
+        if name in configuration.plan:
+            value = clean_text(str(configuration.plan[name]), 100)
+            say(f"plan: {name} = {value} is not applied in this version; the script's own stays")
+
+
+def _warn_of_misplaced_option(target: Target) -> None:
+    """An option of ours right after the script went to the script, which may want it or not."""
+    if target.kind == "command" or len(target.words) < 2:
+        return
+    flag = target.words[1].partition("=")[0]
+    if flag not in options.BY_FLAG or (target.kind == "script" and _mentions(target, flag)):
+        return
+    say(f"{flag} went to {clean_text(target.words[0], 100)}; mpwatch's options come before it")
+
+
+def _mentions(target: Target, flag: str) -> bool:
+    try:
+        with open(target.words[0], "rb") as file:
+            return flag.encode() in file.read(1 << 20)
+    except OSError:
+        return False

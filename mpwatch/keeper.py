@@ -1,0 +1,203 @@
+"""The keeper: the smallest process that must not die. Spawns the script, waits, ends the hub.
+
+Started by its path under `python -I -S`: standard library only, no package but our own few
+modules. It passes signals and the exit code on, writes `keeper.jsonl` and looks at
+`requests.jsonl`. Nothing that fails here but the spawn itself may change what the script does.
+`mpwatch.cli.run` prepares the specification and execs into it.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+if not __package__:
+    # Found behind the standard library, never in front of it.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from mpwatch.keeper_files import Journal, Requests, say
+from mpwatch.keeper_hub import Hub
+from mpwatch.spawning import (
+    die_with,
+    exit_of,
+    given_environment,
+    oom_kills,
+    process_start_time,
+    restore_signals,
+    spawn,
+)
+
+TICK_S = 0.2
+# A runner that signals the whole group has reached the script as well: give it time to end.
+SECOND_INTERRUPT_WAIT_S = 0.2
+
+# Blocked and read one by one, because only `siginfo` tells a terminal from `kill`.
+PASSED_ON = frozenset(
+    {
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGALRM,
+        signal.SIGWINCH,
+    }
+)
+WATCHED = PASSED_ON | {signal.SIGCHLD}
+# The kernel sends these to the terminal's whole foreground group, the script included.
+FROM_TERMINAL = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
+
+
+class Keeper:
+    """One run: its attempts, one after the other, and the hub beside them."""
+
+    def __init__(self, specification: dict[str, Any], command: list[str]) -> None:
+        self._spec = specification
+        self._command = command
+        self._mask = set(specification["signal_mask"])
+        self._ignored = frozenset(
+            number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN
+        )
+        directory = specification["run_directory"]
+        self._journal = Journal(directory)
+        self._requests = Requests(directory)
+        hub = specification["hub"]
+        log = os.path.join(directory, "hub.log")
+        self._hub = Hub(hub, log, self._journal, self._mask) if hub else None
+        self._pid = 0
+        # Signals to send later: (when, which).
+        self._due: list[tuple[float, signal.Signals]] = []
+        self._passed: str | None = None
+        self._stop_asked = False
+
+    def run(self) -> int:
+        """Supervise to the end; returns the exit code of the run."""
+        code = self._attempt(1)
+        self._journal.write("ended")
+        if self._hub is not None:
+            with contextlib.suppress(OSError):
+                self._hub.end()
+        return code
+
+    def _attempt(self, number: int) -> int:
+        early = self._signal_before_start()
+        if early is not None:
+            self._journal.write("exited", code=128 + early, signal=early.name, attempt=number)
+            return 128 + early
+        before = oom_kills()
+        try:
+            self._pid = spawn(self._command, self._environment(number), self._prepare)
+        except OSError as error:
+            code = 127 if error.errno == errno.ENOENT else 126
+            say(f"cannot start {self._command[0]}: {error.strerror}")
+            self._journal.write(
+                "exited", code=code, signal=None, attempt=number, cause="not_started"
+            )
+            return code
+        self._journal.write(
+            "spawned", pid=self._pid, start_time=process_start_time(self._pid), attempt=number
+        )
+        code, name = exit_of(self._wait())
+        cause = self._cause(name, before)
+        self._journal.write("exited", code=code, signal=name, attempt=number, **cause)
+        return code
+
+    def _signal_before_start(self) -> signal.Signals | None:
+        """A signal that asked to end before there was a script to pass it to."""
+        while (info := signal.sigtimedwait(PASSED_ON, 0)) is not None:
+            number = signal.Signals(info.si_signo)
+            if number is not signal.SIGWINCH and number not in self._ignored:
+                return number
+        return None
+
+    def _environment(self, attempt: int) -> dict[str, str]:
+        environment = given_environment()
+        agent = self._spec["agent"]
+        if agent is not None:
+            original = self._spec["agent"]["pythonpath"]
+            paths = [self._spec["inject"], *([original] if original else [])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+            filled = {**agent, "attempt": attempt, "keeper_pid": os.getpid()}
+            environment["_MPWATCH_AGENT"] = json.dumps(filled, ensure_ascii=False)
+        return environment
+
+    def _prepare(self) -> None:
+        if self._spec["die_with_keeper"]:
+            die_with(int(self._spec["keeper_pid"]))
+        restore_signals(self._mask, self._ignored)
+
+    def _wait(self) -> int:
+        """Until the script is gone; everything else of this process happens in here."""
+        while True:
+            try:
+                self._tend(time.monotonic())
+            except Exception as error:
+                # Whatever else breaks, the script keeps its supervisor and its exit code.
+                say(f"the keeper goes on without a hub: {type(error).__name__}: {error}")
+                self._hub = None
+            info = signal.sigtimedwait(WATCHED, TICK_S)
+            if info is not None and info.si_signo != signal.SIGCHLD:
+                self._pass_on(signal.Signals(info.si_signo), info.si_code)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                return status
+
+    def _tend(self, now: float) -> None:
+        for due in [due for due in self._due if due[0] <= now]:
+            self._due.remove(due)
+            self._send(due[1])
+        for request in self._requests.new():
+            if request == "stop_now" and not self._stop_asked:
+                self._stop_asked = True
+                self._send(signal.SIGTERM)
+                self._due.append((now + self._spec["grace_s"], signal.SIGKILL))
+        if self._hub is not None:
+            self._hub.tend(now)
+
+    def _pass_on(self, number: signal.Signals, code: int) -> None:
+        """Give the script what came for us alone; a second SIGINT would cut its `finally` short.
+
+        A positive code means the kernel: the terminal signalled the whole foreground group. Only
+        the hang-up of a session's leader comes to that one process.
+        """
+        leads = number is signal.SIGHUP and os.getsid(0) == os.getpid()
+        if code > 0 and number in FROM_TERMINAL and not leads:
+            return
+        if number is signal.SIGINT:
+            self._due.append((time.monotonic() + SECOND_INTERRUPT_WAIT_S, number))
+        else:
+            self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
+        if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            self._passed = number.name
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, number)
+
+    def _cause(self, name: str | None, before: tuple[str, int] | None) -> dict[str, object]:
+        """What the keeper knows of why the script ended; nothing where it knows nothing."""
+        if self._stop_asked:
+            return {"cause": "stop_now"}
+        after = oom_kills() if name == "SIGKILL" else None
+        if before and after and before[0] == after[0] and after[1] > before[1]:
+            return {"cause": "oom_kill", "by": after[0]}
+        return {} if self._passed is None else {"cause": "signalled", "by": self._passed}
+
+
+def main(arguments: list[str]) -> int:
+    """`keeper.py SPECIFICATION COMMAND...`; the specification is JSON from `mpwatch.cli.run`."""
+    # From here to the exec of the script nothing can interrupt; the caller has blocked already.
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    keeper = Keeper(json.loads(arguments[0]), arguments[1:])
+    # An inherited SIG_IGN would have the kernel reap children, and their exit codes with them.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return keeper.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
