@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from mpwatch.cli.options import BY_NAME, OPTIONS, checked
 from mpwatch.errors import UsageError
+from mpwatch.runs import RUNS_DIRECTORY
 
 OWN_FILE: Final = "mpwatch.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -136,3 +137,9 @@ def _options_of(table: object, origin: str) -> tuple[dict[str, Any], str, dict[s
     for name, value in values.items():
         checked(BY_NAME[name], value, origin)
     return values, origin, plan
+
+
+def runs_directory(flag: str | None) -> str:
+    """Where verbs that read look for runs: the same place that `run` would write to."""
+    found = resolve({"runs_dir": flag}, os.environ, ".").value("runs_dir")
+    return str(found or RUNS_DIRECTORY)

@@ -23,10 +23,10 @@ from mpwatch.cli.provenance import git_commit
 from mpwatch.cli.redaction import redact
 from mpwatch.errors import MpwatchError, RuntimeDirectoryRefused, UsageError
 from mpwatch.keeper_files import say
+from mpwatch.runs import RUNS_DIRECTORY
 from mpwatch.spawning import given_environment
 from mpwatch.vocabulary import clean_text
 
-RUNS_DIRECTORY: Final = "mpwatch-runs"
 AGENT_VARIABLE: Final = "_MPWATCH_AGENT"
 IN_RUN_FILE: Final = (
     "headless",

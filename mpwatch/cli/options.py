@@ -40,7 +40,7 @@ OPTIONS: Final = (
     Option("headless", "switch", False, "run in the foreground, output untouched"),
     Option("name", "name", None, "a name for the run, to find it again", "NAME"),
     Option("runs_dir", "path", None, "where run directories go (mpwatch-runs)", "DIR"),
-    Option("no_record", "switch", False, "keep nothing on disk once the run is over"),
+    Option("no_record", "switch", False, "keep events in memory only"),
     Option("max_steps", "integer", None, "end the run after N optimizer steps", "N", 1),
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
     Option("grad_norm_every", "integer", None, "steps per gradient norm; 0: off", "N", 0, 10**6),

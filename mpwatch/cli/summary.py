@@ -1,0 +1,154 @@
+"""The text of `show`: a run as a person wants to read it, plain, in a fixed order. Pure."""
+
+from collections.abc import Iterator
+
+from mpwatch import runs
+from mpwatch.cli.formats import duration, moment, number, size, table
+from mpwatch.run_state import Evidence
+from mpwatch.runs import Run
+from mpwatch.store import RunView
+from mpwatch.vocabulary import PHASES, State, clean_text
+
+ENTRIES_AT_MOST = 10
+
+Lines = Iterator[tuple[str, str]]
+
+
+def summary(run: Run, state: State, evidence: Evidence, view: RunView | None) -> str:
+    """All that is known, one fact or group of facts per line."""
+    lines = [*_outside(run, state, evidence)]
+    if view is not None:
+        lines += [*_training(view), *_phases(view), *_happenings(view), *_observation(view)]
+    return "\n".join(f"{label:<13}{text}".rstrip() for label, text in lines)
+
+
+def _outside(run: Run, state: State, evidence: Evidence) -> Lines:
+    yield "run", run.run_id if run.name is None else f"{run.run_id} ({run.name})"
+    attempts = runs.described_attempts(run, evidence)
+    last = run.attempts[-1] if run.attempts else None
+    words: list[str] = [state]
+    if last is not None and last.ended:
+        words.append(f"exit code {last.exit_code}")
+        cause = attempts[-1]["cause"]
+        if cause is not None and cause != f"exit code {last.exit_code}":
+            words.append(clean_text(cause, 300))
+    yield "state", ", ".join(words)
+    argv = run.info.get("argv")
+    if isinstance(argv, list):
+        yield "command", clean_text(" ".join(map(str, argv)), 300)
+    yield "started", f"{moment(run.started_at)} on {clean_text(str(run.info.get('host', '?')), 80)}"
+    if last is not None and last.started_at and last.ended_at:
+        yield "took", duration(last.ended_at - last.started_at)
+    yield "directory", clean_text(str(run.directory), 300)
+    if not run.info.get("recorded", True):
+        yield "", "unrecorded: events are gone with the hub"
+    if len(attempts) > 1:
+        for entry in attempts:
+            cause = "" if entry["cause"] is None else clean_text(entry["cause"], 200)
+            yield f"attempt {entry['n']}", f"{moment(entry['started_at'])}  {cause}"
+
+
+def _training(view: RunView) -> Lines:
+    if not view.ranks and not view.steps:
+        return
+    yield (
+        "steps",
+        f"{view.steps}: {view.applied} applied, {view.skipped} skipped"
+        + (f", {view.superseded} superseded" if view.superseded else ""),
+    )
+    if view.accumulation_steps is not None:
+        yield (
+            "window",
+            f"{view.accumulation_steps} micro-batches"
+            f" ({view.script_window} of the script x {view.multiplier or 1})",
+        )
+    rates = ", ".join(number(rate) for rate in view.learning_rates[:4])
+    yield (
+        "loss",
+        f"{number(view.loss)}   gradient norm {number(view.grad_norm)}"
+        + (f"   learning rate {rates}" if rates else ""),
+    )
+    if view.loss_scale is not None:
+        yield "loss scale", number(view.loss_scale)
+    speed = [f"{duration(view.step_s)} per step"] if view.step_s is not None else []
+    if view.samples_per_s is not None:
+        speed.append(f"{number(view.samples_per_s)} samples/s")
+    if speed:
+        yield "speed", ", ".join(speed)
+    device = [clean_text(view.device or "cpu", 40)]
+    device += [f"torch {clean_text(view.torch_version, 40)}"] if view.torch_version else []
+    device += [clean_text(view.scaler, 60)] if view.scaler else []
+    device += ["compiled"] if view.compiled else []
+    device += [f"{view.world_size} ranks"] if view.world_size > 1 else []
+    yield "on", ", ".join(device)
+    for optimizer in view.optimizers[1:]:
+        name = clean_text(optimizer.name, 60)
+        yield f"optimizer {optimizer.index}", f"{name}: {optimizer.steps} steps"
+
+
+def _phases(view: RunView) -> Lines:
+    names = [name for name in PHASES if name in view.phase_s or name in view.memory_bytes]
+    if not names:
+        return
+    rows = [["phase", "median", "total", "memory at start", "peak", "end"]]
+    for name in names:
+        seconds, held = view.phase_s.get(name), view.memory_bytes.get(name)
+        row = [name]
+        row += (
+            ["-", "-"] if seconds is None else [duration(seconds.median), duration(seconds.total)]
+        )
+        row += ["-"] * 3 if held is None else [size(held.start), size(held.peak), size(held.end)]
+        rows.append(row)
+    kinds = sorted({clean_text(held.kind, 20) for held in view.memory_bytes.values()})
+    label = f"({', '.join(kinds)})" if kinds else ""
+    yield "", ""
+    for position, line in enumerate(table(rows, numbers=frozenset(range(1, 6))).splitlines()):
+        yield label if position == 0 else "", line
+    yield "", ""
+
+
+def _happenings(view: RunView) -> Lines:
+    if view.error_type:
+        yield "error", clean_text(f"{view.error_type}: {view.error or ''}", 300)
+    if view.overflow_count:
+        steps = ", ".join(str(overflow.step) for overflow in view.overflows[-ENTRIES_AT_MOST:])
+        yield "overflows", f"{view.overflow_count}, the last at step {steps}"
+    for fault in view.faults[-ENTRIES_AT_MOST:]:
+        target = f" {clean_text(fault.target, 80)}" if fault.target else ""
+        yield "injected", f"{clean_text(fault.fault, 20)} at step {fault.step}{target}"
+    for command in view.commands[-ENTRIES_AT_MOST:]:
+        outcome = clean_text(command.outcome or "pending", 20)
+        words = [clean_text(command.command, 40), outcome]
+        words += [f"at step {command.step}"] if command.step is not None else []
+        words += [f"({clean_text(command.reason, 200)})"] if command.reason else []
+        yield "command", " ".join(words)
+    if view.discarded_windows:
+        yield "discarded", f"{view.discarded_windows} windows without a step"
+
+
+def _observation(view: RunView) -> Lines:
+    if view.agent_us_per_step is not None:
+        yield (
+            "agent",
+            f"{number(view.agent_us_per_step)} us per step"
+            + (
+                f", {number(view.agent_sampled_us_per_step)} of it sampling"
+                if view.agent_sampled_us_per_step is not None
+                else ""
+            ),
+        )
+    for hook in view.hooks_disabled[:ENTRIES_AT_MOST]:
+        yield "hook off", f"{clean_text(hook.hook, 60)}: {clean_text(hook.error, 200)}"
+    for note in view.notes[:ENTRIES_AT_MOST]:
+        yield "note", clean_text(note, 300)
+    losses = {
+        "events dropped by the agent": view.dropped_events,
+        "frames missing": view.missing_frames,
+        "events not recorded": view.record_dropped,
+        "messages rejected": sum(view.rejected.values()),
+    }
+    for what, count in losses.items():
+        if count:
+            yield "lost", f"{count} {what}"
+    if view.record_error:
+        yield "record", clean_text(view.record_error, 200)
