@@ -47,7 +47,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 # --- from the agent ---------------------------------------------------------------------------
 
 
-class AgentBound(Event):
+class AgentBound(Event, frozen=True, kw_only=True):
     """The process made an optimizer or ran a backward, and took the lock of its rank.
 
     `process` counts the processes that have been this rank within the attempt, from 0.
@@ -63,7 +63,7 @@ class AgentBound(Event):
     threads: int | None = None
 
 
-class LoopFound(Event):
+class LoopFound(Event, frozen=True, kw_only=True):
     """What the agent found of the training loop, once known; `notes` says what it left alone."""
 
     optimizers: tuple[OptimizerDescribed, ...] = ()
@@ -74,7 +74,7 @@ class LoopFound(Event):
     notes: tuple[str, ...] = ()
 
 
-class StepFinished(Event):
+class StepFinished(Event, frozen=True, kw_only=True):
     """One window of micro-batches that ended at `optimizer.step`.
 
     `losses` are the losses of the micro-batches as the script passed them to backward;
@@ -108,7 +108,7 @@ class StepFinished(Event):
     sampled_s: float = 0.0
 
 
-class WindowDiscarded(Event):
+class WindowDiscarded(Event, frozen=True, kw_only=True):
     """Backwards ran and their gradients were cleared without a step (by the script itself)."""
 
     optimizer: int = 0
@@ -116,21 +116,21 @@ class WindowDiscarded(Event):
     after_step: int = 0
 
 
-class HookDisabled(Event):
+class HookDisabled(Event, frozen=True, kw_only=True):
     """A hook of the agent failed and switched itself off; the loop never saw the error."""
 
     hook: str
     error: str
 
 
-class EventsDropped(Event):
+class EventsDropped(Event, frozen=True, kw_only=True):
     """The outbox was full: `count` events before this one were dropped, `total` so far."""
 
     count: int
     total: int
 
 
-class CommandApplied(Event):
+class CommandApplied(Event, frozen=True, kw_only=True):
     """The one outcome of a command that took effect, at `step` finished steps."""
 
     id: str
@@ -139,7 +139,7 @@ class CommandApplied(Event):
     note: str = ""
 
 
-class CommandRefused(Event):
+class CommandRefused(Event, frozen=True, kw_only=True):
     """The one outcome of a command that did not take effect, and why."""
 
     id: str
@@ -148,26 +148,26 @@ class CommandRefused(Event):
     step: int | None = None
 
 
-class TrainingPaused(Event):
+class TrainingPaused(Event, frozen=True, kw_only=True):
     """The loop waits at a boundary. Heartbeats follow until `training_unpaused`."""
 
     step: int
 
 
-class TrainingUnpaused(Event):
+class TrainingUnpaused(Event, frozen=True, kw_only=True):
     """The loop goes on. `reason` is "command", or why the agent decided by itself."""
 
     step: int
     reason: str = "command"
 
 
-class Heartbeat(Event):
+class Heartbeat(Event, frozen=True, kw_only=True):
     """Sign of life of an agent that has nothing else to say (paused)."""
 
     paused: bool = True
 
 
-class FaultInjected(Event):
+class FaultInjected(Event, frozen=True, kw_only=True):
     """A fault that `--inject` asked for was put in."""
 
     fault: str
@@ -176,14 +176,14 @@ class FaultInjected(Event):
     target: str = ""
 
 
-class AgentStopping(Event):
+class AgentStopping(Event, frozen=True, kw_only=True):
     """The script is being ended at a boundary: by `max_steps` or by the command `stop_at_boundary`."""
 
     step: int
     reason: str
 
 
-class AgentExited(Event):
+class AgentExited(Event, frozen=True, kw_only=True):
     """The interpreter is ending. `error_type` names the uncaught exception, if there was one."""
 
     steps: int
@@ -195,21 +195,21 @@ class AgentExited(Event):
 # --- from the hub -----------------------------------------------------------------------------
 
 
-class HubStarted(Event):
+class HubStarted(Event, frozen=True, kw_only=True):
     """A hub took the run over; `resumed_after` is the last record sequence of its predecessor."""
 
     pid: int
     resumed_after: int = 0
 
 
-class JobStarted(Event):
+class JobStarted(Event, frozen=True, kw_only=True):
     """The keeper spawned the script (or launcher) as `pid`."""
 
     pid: int
     process_start_time: int | None = None
 
 
-class JobExited(Event):
+class JobExited(Event, frozen=True, kw_only=True):
     """The keeper's child ended. `exit_code` as a shell sees it: 128 + n for signal n."""
 
     exit_code: int
@@ -217,23 +217,33 @@ class JobExited(Event):
     cause: str = ""
 
 
-class JobStalled(Event):
+class JobStalled(Event, frozen=True, kw_only=True):
     """No event came for `silent_s` although the process lives."""
 
     silent_s: float
     last_step: int | None = None
 
 
-class JobRecovered(Event):
+class JobRecovered(Event, frozen=True, kw_only=True):
     """Events come again after a stall of `silent_s`."""
 
     silent_s: float
 
 
-class FramesMissing(Event):
-    """A gap in a rank's sequence numbers: `count` frames never arrived."""
+class FramesMissing(Event, frozen=True, kw_only=True):
+    """A gap in the sequence numbers of rank `of_rank`: `count` frames never arrived."""
 
     count: int
+    of_rank: int | None = None
+
+
+class CommandRequested(Event, frozen=True, kw_only=True):
+    """A watcher handed in a command and the hub took it; exactly one outcome will follow."""
+
+    id: str
+    command: str
+    by: str = "person"
+    arguments: dict[str, str | int | float | bool | None] = {}
 
 
 class GpuSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -248,7 +258,7 @@ class GpuSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     power_w: float | None = None
 
 
-class SystemSampled(Event):
+class SystemSampled(Event, frozen=True, kw_only=True):
     """The machine and the job's process tree, as the hub sees them from outside."""
 
     cpu_percent: float | None = None

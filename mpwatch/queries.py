@@ -19,18 +19,18 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", tag=str.
     id: int
 
 
-class Changes(Query):
+class Changes(Query, frozen=True, kw_only=True):
     """The events after cursor `after` (0: from the start), at most `limit` of them."""
 
     after: int = 0
     limit: int = 1000
 
 
-class View(Query):
+class View(Query, frozen=True, kw_only=True):
     """The folded state of the run: everything `show` prints."""
 
 
-class Steps(Query):
+class Steps(Query, frozen=True, kw_only=True):
     """History of the leading optimizer's steps `first`..`last` in at most `points` points.
 
     `last` None means up to the newest. Points come from roll-ups where there are too many steps.
@@ -41,7 +41,7 @@ class Steps(Query):
     points: int = 1000
 
 
-class Send(Query):
+class Send(Query, frozen=True, kw_only=True):
     """Hand a command to the job. The reply comes at once; its outcome is an event (and in View)."""
 
     request: CommandRequest
@@ -53,18 +53,22 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="reply", tag=st
     id: int
 
 
-class ChangesReply(Reply):
+class ChangesReply(Reply, frozen=True, kw_only=True):
     """`frames` are (cursor, encoded frame) pairs in order; `cursor` is where to go on from.
 
     `newest` is the newest cursor the answerer has: `cursor < newest` says "ask again at once".
+    `history` names the history that cursors count in: another name (a hub without a record was
+    replaced) says "start again from 0". `missing` events after `after` are no longer there.
     """
 
     frames: tuple[tuple[int, msgspec.Raw], ...]
     cursor: int
     newest: int
+    history: str = ""
+    missing: int = 0
 
 
-class ViewReply(Reply):
+class ViewReply(Reply, frozen=True, kw_only=True):
     """The folded state after event `cursor`."""
 
     view: RunView
@@ -87,21 +91,21 @@ class StepPoint(msgspec.Struct, frozen=True, array_like=True):
     time: float
 
 
-class StepsReply(Reply):
+class StepsReply(Reply, frozen=True, kw_only=True):
     """Points in order of steps; `rolled_up` is how many steps one point covers at most."""
 
     points: tuple[StepPoint, ...]
     rolled_up: int
 
 
-class SendReply(Reply):
+class SendReply(Reply, frozen=True, kw_only=True):
     """`accepted` False: refused at once, with the reason; True: the outcome event will follow."""
 
     accepted: bool
     reason: str = ""
 
 
-class ErrorReply(Reply):
+class ErrorReply(Reply, frozen=True, kw_only=True):
     """The query could not be answered."""
 
     reason: str

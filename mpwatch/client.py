@@ -1,0 +1,93 @@
+"""How watchers reach a job: one protocol, and the choice between the live job and its record.
+
+`open_job` gives the live job where its hub answers, else its record; `follow` goes from one to the
+other without a gap or a duplicate. The command line and the screens import only this.
+"""
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from mpwatch import rendezvous
+from mpwatch.commands import Command
+from mpwatch.errors import NoAnswer, RecordUnreadable
+from mpwatch.following import follow
+from mpwatch.queries import ChangesReply, StepsReply
+from mpwatch.sources import (
+    ANSWER_S,
+    JobOver,
+    LiveJob,
+    ReplayedJob,
+    ScriptedJob,
+    hub_is_there,
+    job_is_over,
+)
+from mpwatch.store import CommandSeen, RunView
+
+__all__ = [
+    "JobOver",
+    "JobSource",
+    "LiveJob",
+    "ReplayedJob",
+    "ScriptedJob",
+    "follow",
+    "hub_is_there",
+    "job_is_over",
+    "open_job",
+]
+
+FIRST_ANSWER_S: Final = 1.0
+
+
+class JobSource(Protocol):
+    """A job to watch: live, recorded, or scripted in tests."""
+
+    def changes(self, after: int = 0, limit: int = 1000) -> ChangesReply:
+        """The events after cursor `after`, at most `limit`."""
+
+    def view(self) -> RunView:
+        """The folded state of the run."""
+
+    def steps(self, first: int = 1, last: int | None = None, points: int = 1000) -> StepsReply:
+        """History of the leading optimizer's steps in at most `points` points."""
+
+    def send(self, command: Command, by: str = "person", id: str | None = None) -> str:
+        """Hand in a command; returns its request id. A given id is never run twice.
+
+        Raises:
+            MpwatchError: refused at once; the text is the reason.
+        """
+
+    def outcome(self, id: str, timeout_s: float) -> CommandSeen:
+        """Wait for the outcome of the command `id`.
+
+        Raises:
+            NoAnswer: none within `timeout_s`.
+        """
+
+    def close(self) -> None:
+        """Let go of sockets and files."""
+
+
+def open_job(run_directory: Path, timeout_s: float = FIRST_ANSWER_S) -> JobSource:
+    """The live job where its hub is there and answers within `timeout_s`, else its record.
+
+    Raises:
+        NoAnswer: the hub does not answer and there is no record.
+        RecordUnreadable: no hub, and the record is missing or unreadable.
+    """
+    there = hub_is_there(rendezvous.runtime_directory(run_directory))
+    if there:
+        live = LiveJob(run_directory, timeout_s)
+        try:
+            live.view()
+        except (NoAnswer, JobOver):
+            live.close()
+        else:
+            live.timeout_s = ANSWER_S
+            return live
+    try:
+        return ReplayedJob(run_directory / rendezvous.RECORD_FILE)
+    except RecordUnreadable:
+        if there:
+            raise NoAnswer(f"the hub of {run_directory.name} does not answer; try again") from None
+        raise
