@@ -29,21 +29,21 @@ class Command(
     """Base of all commands; `command` on the wire is the class name in snake_case."""
 
 
-class Pause(Command):
+class Pause(Command, frozen=True, kw_only=True):
     """Wait at the next boundary. Ends by itself 60 s after the hub is gone unless `stay`."""
 
     stay: bool = False
 
 
-class Unpause(Command):
+class Unpause(Command, frozen=True, kw_only=True):
     """Go on after a pause."""
 
 
-class StopAtBoundary(Command):
+class StopAtBoundary(Command, frozen=True, kw_only=True):
     """End the script at the next boundary, with exit code 0."""
 
 
-class SetSampling(Command):
+class SetSampling(Command, frozen=True, kw_only=True):
     """Change how often the costlier measurements are taken, in steps; 0 switches one off."""
 
     grad_norm_every: int | None = None

@@ -1,0 +1,439 @@
+"""The agent of one process: puts the parts together, binds to its rank, sends, ends.
+
+Owns the order of things; what is seen belongs to `loop`, what is asked to `boundary`. Made once
+per process, by `entry` in a supervised script or by `watch()`.
+"""
+
+import atexit
+import contextlib
+import os
+import platform
+import struct
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpwatch import faults, rendezvous
+from mpwatch.events import (
+    AgentBound,
+    AgentExited,
+    Event,
+    HookDisabled,
+    LoopFound,
+    OptimizerDescribed,
+    StepFinished,
+)
+from mpwatch.vocabulary import STDERR_PREFIX, clean_text
+from mpwatch_agent import hooks
+from mpwatch_agent.boundary import Boundary
+from mpwatch_agent.drafts import StepDraft
+from mpwatch_agent.entry import ENVIRONMENT_KEY
+from mpwatch_agent.faulting import Faults
+from mpwatch_agent.loop import Loop
+from mpwatch_agent.outbox import Outbox
+from mpwatch_agent.patches import PatchTable
+from mpwatch_agent.roots import Roots
+from mpwatch_agent.sampling import Sampling
+from mpwatch_agent.shield import Gate, Shield
+
+# How long the end of the script may wait for the hub to take the last events.
+EXIT_LINGER_S = 0.3
+_COUNTERS = struct.Struct("<QQQ")
+
+_installed: "Agent | None" = None
+
+
+def install_for_run(spec: dict[str, Any]) -> "Agent":
+    """Make the agent of a supervised script; torch has just been imported.
+
+    Raises:
+        MpwatchError, KeyError, TypeError: the specification is not one this version understands.
+    """
+    global _installed
+    _installed = Agent(spec)
+    _installed.install()
+    return _installed
+
+
+def install_here(spec: dict[str, Any] | None) -> "Agent":
+    """Make an agent for a process that asked for one by itself; `spec` None: it stays silent."""
+    global _installed
+    _installed = Agent(spec)
+    _installed.install()
+    return _installed
+
+
+def installed() -> "Agent | None":
+    """The agent of this process, if one watches it."""
+    return _installed if _installed is not None and _installed.gate.open else None
+
+
+class Agent:
+    """Everything that watches one process. Methods named like moments are called by hooks."""
+
+    def __init__(self, spec: dict[str, Any] | None) -> None:
+        settings = (spec or {}).get("settings", {})
+        self._spec = spec
+        self._pid = os.getpid()
+        self._bound = False
+        self._rank = _rank()
+        self._outbox: Outbox | None = None
+        self._drafts: deque[StepDraft] = deque()
+        self._counters: int | None = None
+        self._said_loop = False
+        self.gate = Gate()
+        self._shield = Shield(self.gate, self._hook_failed)
+        self.guard = self._shield.guard
+        self.sampling = Sampling(
+            self.gate, settings.get("grad_norm_every"), settings.get("memory_every")
+        )
+        self.loop = Loop(self._step_over, self._tell, self.sampling)
+        self.boundary = Boundary(self.loop, self.flush, settings.get("max_steps"))
+        self.roots = Roots(
+            self.guard("forward of a root", self.forward_begins),
+            self.guard,
+        )
+        self._faults = self._make_faults(settings.get("inject") or [])
+        self._table = PatchTable()
+        self._handles: list[Any] = []
+        self._act_for_watch = self.guard("command in a watched loop", self.act)
+
+    def _make_faults(self, texts: list[str]) -> Faults | None:
+        wanted = [faults.parse(text) for text in texts]
+        mine = [fault for fault in wanted if fault.rank in (None, self._rank)]
+        if not mine or self._spec is None:
+            return None
+        runtime = Path(self._spec["runtime_directory"])
+        directory = Path(self._spec["run_directory"])
+        return Faults(mine, self.loop, self.roots, runtime, directory, self._tell_at_once)
+
+    def install(self) -> None:
+        """Put the hooks on."""
+        missing = hooks.install(self._table, self)
+        self.roots.notes.extend(f"this torch has no {name}" for name in missing)
+        os.register_at_fork(after_in_child=self._forked)
+        self.gate.open = True
+
+    def adopt(self, optimizer: Any) -> None:
+        """Watch an optimizer that was made before the hooks were put on."""
+        self.optimizer_made(optimizer)
+        if not getattr(type(optimizer).step, "mpwatch_sees", False):
+            begins = self.guard("step of an adopted optimizer", self.step_begins)
+            ends = self.guard("end of step of an adopted optimizer", self.step_ends)
+            gate = self.gate
+
+            def before(adopted: Any, args: Any, kwargs: Any) -> None:
+                if gate.open:
+                    begins(adopted)
+
+            def after(adopted: Any, args: Any, kwargs: Any) -> None:
+                if gate.open:
+                    ends(adopted, True)
+
+            self._handles.append(optimizer.register_step_pre_hook(before))
+            self._handles.append(optimizer.register_step_post_hook(after))
+
+    def detach(self) -> None:
+        """End watching this process: take the hooks off and say so to the hub."""
+        if self.gate.open:
+            self.remove()
+            self._exit()
+
+    def guarded_act(self) -> None:
+        """Let commands act, from a loop that asks by itself."""
+        if self.gate.open:
+            self._act_for_watch()
+
+    def remove(self) -> None:
+        """Take every hook off again; what was seen stays reported."""
+        self.gate.open = False
+        self._table.restore()
+        self.roots.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # --- moments of the loop ----------------------------------------------------------------
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        self._bind()
+        self.loop.tracks.of(optimizer)
+        self.roots.optimizer_made(optimizer)
+
+    def backward_begins(self, tensors: Any) -> None:
+        self._bind()
+        self.roots.outermost_left()
+        if self._faults is not None:
+            if not self.loop.windows.roots_seen:
+                self._faults.window_forward()
+            self._faults.phase_begins("backward")
+        self.loop.backward_begins(tensors)
+
+    def backward_ends(self, completed: bool) -> None:
+        if self._faults is not None:
+            self._faults.backward_done()
+        self.loop.backward_ends(completed)
+
+    def loader_begins(self) -> BaseException | None:
+        stop = self.boundary.act(repeat=False)
+        if self._faults is not None:
+            self._faults.phase_begins("data")
+        self.loop.loader_begins()
+        return stop
+
+    def forward_begins(self, module: Any, arguments: Any, training: bool) -> BaseException | None:
+        stop = self.boundary.act() if training else None
+        self.loop.forward_begins(training, arguments)
+        if training and self._faults is not None:
+            self._faults.window_forward()
+        return stop
+
+    def act(self) -> BaseException | None:
+        return self.boundary.act()
+
+    def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
+        if scaler._enabled:
+            self._before_update(optimizer)
+
+    def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
+        if scaler._enabled:
+            self._before_update(optimizer)
+        self.loop.scaler_step_begins(scaler, optimizer)
+
+    def scaler_updated(self, scaler: Any) -> None:
+        if scaler._enabled:
+            self.loop.scaler_updated()
+
+    def clip_begins(self) -> None:
+        if self._faults is not None:
+            self._faults.before_update()
+        self.sampling.clip_begins(self.loop)
+
+    def clip_ends(self, norm: Any, norm_type: Any) -> None:
+        self.sampling.clip_ends(self.loop, norm, norm_type)
+
+    def step_begins(self, optimizer: Any) -> None:
+        self._bind()
+        self.roots.outermost_left()
+        self._before_update(optimizer)
+        self.loop.step_begins(optimizer)
+
+    def step_ends(self, optimizer: Any, completed: bool) -> None:
+        self.loop.step_ends(optimizer, completed)
+
+    def _before_update(self, optimizer: Any) -> None:
+        if self._faults is not None and self._leads(optimizer):
+            self._faults.before_update()
+            self._faults.phase_begins("optimizer")
+        self.loop.before_update(self.loop.tracks.of(optimizer), optimizer)
+
+    def _leads(self, optimizer: Any) -> bool:
+        leader = self.loop.tracks.leader
+        return leader is None or leader.ref() is optimizer
+
+    # --- events out -------------------------------------------------------------------------
+
+    def _step_over(self, draft: StepDraft) -> None:
+        if draft.optimizer == 0:
+            self.sampling.step_over(self.loop, draft)
+            self._describe_loop(draft)
+        self._drafts.append(draft)
+        self._release()
+        outbox = self._outbox
+        if outbox is not None and outbox.due(time.perf_counter()):
+            self.flush()
+
+    def _describe_loop(self, draft: StepDraft) -> None:
+        """Say what was found of the loop: once two windows were seen."""
+        if self._said_loop or draft.step - self.loop.steps_before < 2:
+            return
+        self._said_loop = True
+        self.roots.stop_search()
+        self._tell(self._loop_found())
+
+    def _loop_found(self) -> LoopFound:
+        described = []
+        for track in self.loop.tracks.live:
+            optimizer = track.ref()
+            if optimizer is not None and track.index is not None:
+                params = [p for group in optimizer.param_groups for p in group["params"]]
+                described.append(
+                    OptimizerDescribed(
+                        index=track.index,
+                        name=track.name,
+                        parameter_tensors=len(params),
+                        parameters=sum(p.numel() for p in params),
+                    )
+                )
+        scaler = self.loop.scaler
+        return LoopFound(
+            optimizers=tuple(sorted(described, key=lambda d: d.index))[:64],
+            roots=self.roots.names(),
+            device=str(self.loop.device or "cpu"),
+            scaler=None if scaler is None else type(scaler).__name__,
+            compiled=self.roots.compiles,
+            notes=tuple(clean_text(note, 300) for note in self.roots.notes[:20]),
+        )
+
+    def _release(self, wait: bool = False) -> None:
+        """Turn drafts whose readings have arrived into events, in their order."""
+        while self._drafts and (wait or self._drafts[0].ready()):
+            draft = self._drafts.popleft()
+            if wait and draft.mark is not None:
+                draft.mark.synchronize()
+            event = draft.finish()
+            self._tell(event)
+            if _unusual(event):
+                self.flush()
+
+    def _tell(self, event: Event) -> None:
+        if self._outbox is not None:
+            self._outbox.put(event)
+
+    def _tell_at_once(self, event: Event) -> None:
+        self._tell(event)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, now."""
+        if self._outbox is not None:
+            self._outbox.send(time.perf_counter())
+            self._write_counters()
+
+    def _hook_failed(self, hook: str, error: str) -> None:
+        error = clean_text(error, 300)
+        say_on_stderr(f"hook {hook} switched itself off: {error}")
+        self._tell_at_once(HookDisabled(hook=hook, error=error))
+
+    # --- binding ----------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """This process trains: take its rank, or go silent if another process has it."""
+        if self._bound:
+            return
+        self._bound = True
+        if self._spec is None:
+            return
+        runtime = Path(self._spec["runtime_directory"])
+        attempt = int(self._spec["attempt"])
+        self._restore_environment()
+        lock = runtime / f"rank-{attempt}-{self._rank}"
+        self._counters = rendezvous.try_lock(lock)
+        if self._counters is None:
+            self.remove()
+            return
+        sequence, steps, process = self._read_counters()
+        self.loop.steps_before = steps
+        endpoint = rendezvous.agent_endpoint(runtime)
+        run = str(self._spec["run_id"])
+        self._outbox = Outbox(endpoint, run, attempt, self._rank, sequence)
+        self.boundary.connect(self._outbox, Path(self._spec["run_directory"]))
+        self._write_counters(process + 1)
+        atexit.register(self._exit)
+        if self.sampling.memory_every:
+            self.sampling.sample_memory(self.loop)
+        self._tell_at_once(self._describe_process(process))
+
+    def _describe_process(self, process: int) -> AgentBound:
+        return AgentBound(
+            pid=self._pid,
+            process_start_time=rendezvous.process_start_time(self._pid),
+            process=process,
+            world_size=_number_from("WORLD_SIZE", 1),
+            host=platform.node(),
+            python_version=platform.python_version(),
+            torch_version=str(torch.__version__),
+            threads=torch.get_num_threads(),
+        )
+
+    def _restore_environment(self) -> None:
+        """Children of a process that trains start clean: no agent in loader workers."""
+        assert self._spec is not None
+        os.environ.pop(ENVIRONMENT_KEY, None)
+        before = self._spec.get("pythonpath")
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
+
+    def _read_counters(self) -> tuple[int, int, int]:
+        """(next sequence, steps, processes) of earlier processes of this rank and attempt."""
+        assert self._counters is not None
+        data = os.pread(self._counters, _COUNTERS.size, 0)
+        if len(data) < _COUNTERS.size:
+            return 0, 0, 0
+        sequence, steps, processes = _COUNTERS.unpack(data)
+        # Frames of a killed process may have been sent after its last entry here.
+        return (sequence + 100_000 if processes else 0), steps, processes
+
+    def _write_counters(self, processes: int | None = None) -> None:
+        if self._counters is None or self._outbox is None:
+            return
+        if processes is not None:
+            self._processes = processes
+        with contextlib.suppress(OSError):
+            data = _COUNTERS.pack(self._outbox.sequence, self.loop.steps, self._processes)
+            os.pwrite(self._counters, data, 0)
+
+    _processes = 0
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def _forked(self) -> None:
+        """In a forked child: no hook acts, no socket is touched, nothing is said."""
+        self.gate.open = False
+        if self._outbox is not None:
+            self._outbox.abandon()
+            self._outbox = None
+        self._drafts.clear()
+
+    def _exit(self) -> None:
+        """At the interpreter's end, in the process that was bound."""
+        if os.getpid() != self._pid or self._outbox is None:
+            return
+        with contextlib.suppress(Exception):
+            self.gate.open = False
+            if self._faults is not None:
+                self._faults.at_exit()
+            self.boundary.at_exit()
+            self._release(wait=True)
+            if not self._said_loop:
+                self._tell(self._loop_found())
+            self._tell(self._last_words())
+            self._write_counters()
+        outbox, self._outbox = self._outbox, None
+        with contextlib.suppress(Exception):
+            outbox.close(EXIT_LINGER_S)
+
+    def _last_words(self) -> AgentExited:
+        # The interpreter keeps the uncaught exception here; no hook of the script is replaced.
+        error = getattr(sys, "last_value", None)
+        return AgentExited(
+            steps=self.loop.steps,
+            error_type=None if error is None else type(error).__name__,
+            error=None if error is None else clean_text(str(error), 500),
+            windows_open=self.loop.open_windows(),
+        )
+
+
+def _unusual(event: StepFinished) -> bool:
+    return not event.applied or event.overflow is True
+
+
+def _rank() -> int:
+    return _number_from("RANK", 0)
+
+
+def _number_from(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default
+
+
+def say_on_stderr(line: str) -> None:
+    """One line of ours on the script's stderr, past whatever the script made of `sys.stderr`."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{STDERR_PREFIX}{line}\n".encode())

@@ -1,0 +1,101 @@
+"""The seam between hooks and devices: how a number gets from a tensor to an event.
+
+On a CPU a value is read at once (4 us in place). On CUDA it is copied without blocking into a
+pinned ring and read one or more steps later, when an event says that it has arrived: never a
+synchronisation. The CUDA half is written from torch's documentation and is unverified on a GPU.
+"""
+
+from typing import Any
+
+import torch
+
+RING_SLOTS = 4096
+
+_is_wrapped = getattr(
+    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False
+)
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
+
+
+class Later:
+    """A value that is on its way from a device; `value` is None until it has arrived."""
+
+    __slots__ = ("_ring", "_slot")
+
+    def __init__(self, ring: "PinnedRing", slot: int) -> None:
+        self._ring = ring
+        self._slot = slot
+
+    def take(self) -> float | None:
+        """The value; only after `PinnedRing.mark().query()` said that it is there."""
+        return self._ring.value(self._slot)
+
+
+Reading = float | Later | None
+
+
+class PinnedRing:
+    """A ring of pinned host memory that device scalars are copied into (unverified on a GPU)."""
+
+    def __init__(self, slots: int = RING_SLOTS) -> None:
+        self._host = torch.empty(slots, dtype=torch.float64, pin_memory=True)
+        self._next = 0
+
+    def put(self, tensor: torch.Tensor) -> Later:
+        """Start copying a one-element tensor; the oldest slot is given up when the ring is full."""
+        slot = self._next % len(self._host)
+        self._next += 1
+        self._host[slot].copy_(tensor.detach().reshape(()), non_blocking=True)
+        return Later(self, slot)
+
+    def value(self, slot: int) -> float:
+        """What arrived in `slot`."""
+        return float(self._host[slot])
+
+    def mark(self) -> Any:
+        """An event that is done when everything put so far has arrived."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class Reader:
+    """Reads one-element tensors for events, without waiting for a device."""
+
+    def __init__(self) -> None:
+        self._ring: PinnedRing | None = None
+
+    def read(self, tensor: Any) -> Reading:
+        """The value of a real one-element tensor; None for whatever cannot be read safely.
+
+        Subclasses (DTensor and others) are left alone: reading one may communicate. So are
+        functorch's wrapped tensors and anything below a dispatch mode of the script.
+        """
+        if type(tensor) is not torch.Tensor or tensor.numel() != 1:
+            return None
+        if _dispatch_modes() or _is_wrapped(tensor) or tensor.is_complex():
+            return None
+        if _function_modes():
+            with torch._C.DisableTorchFunction():
+                return self._read(tensor)
+        return self._read(tensor)
+
+    def _read(self, tensor: torch.Tensor) -> Reading:
+        if tensor.device.type == "cpu":
+            return float(tensor.item())
+        if tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            if self._ring is None:
+                self._ring = PinnedRing()
+            with torch.no_grad():
+                return self._ring.put(tensor)
+        return None
+
+    def mark(self) -> Any:
+        """None when every reading so far is there already, else an event to `query`."""
+        return None if self._ring is None else self._ring.mark()
+
+
+def settle(reading: Reading) -> float | None:
+    """The number of a reading whose mark is done."""
+    return reading.take() if isinstance(reading, Later) else reading

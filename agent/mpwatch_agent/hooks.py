@@ -1,0 +1,350 @@
+"""Every wrapper that goes around a function of torch, in one table.
+
+Each is thin and the same: a flag test, our guarded part, the original outside every `try` of
+ours, our guarded part again. The wrappers carry the originals' names; a traceback of the script
+shows one frame of this file where the script passed through one.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import dataloader
+
+from mpwatch_agent.loop import inside_backward
+from mpwatch_agent.patches import PatchTable
+from mpwatch_agent.shield import invisible_to_dynamo
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+_is_compiling = torch.compiler.is_compiling
+Wrap = Callable[[Any], Any]
+
+
+def install(table: PatchTable, agent: "Agent") -> list[str]:
+    """Put every hook on; returns the names this version of torch does not have."""
+    grad_scaler = torch.amp.GradScaler
+    optimizer = torch.optim.Optimizer
+    iterator = dataloader._BaseDataLoaderIter
+    places: list[tuple[Any, str, Wrap]] = [
+        (torch.autograd, "backward", _backward(agent)),
+        (optimizer, "__init__", _optimizer_made(agent)),
+        (optimizer, "profile_hook_step", _profile_hook_step(agent)),
+        (optimizer, "zero_grad", _zero_grad(agent)),
+        (torch.nn.Module, "zero_grad", _module_zero_grad(agent)),
+        (grad_scaler, "scale", _scale(agent)),
+        (grad_scaler, "unscale_", _unscale(agent)),
+        (grad_scaler, "step", _scaler_step(agent)),
+        (grad_scaler, "update", _update(agent)),
+        (torch.nn.utils.clip_grad, "clip_grad_norm_", _clip_norm(agent)),
+        (torch.nn.utils.clip_grad, "clip_grad_value_", _clip_value(agent)),
+        (iterator, "__next__", _loader_next(agent)),
+        (torch, "compile", _compile(agent)),
+        (torch.jit, "script", _jit(agent, "torch.jit.script")),
+        (torch.jit, "trace", _jit(agent, "torch.jit.trace")),
+    ]
+    missing = [name for owner, name, make in places if not table.replace(owner, name, make)]
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        if name in vars(torch.nn.utils):
+            table.put(torch.nn.utils, name, vars(torch.nn.utils.clip_grad)[name])
+    return missing
+
+
+def _wrapper(original: Any) -> Callable[[Any], Any]:
+    """Decorate a wrapper so that it looks like `original` and Dynamo leaves its frame alone."""
+
+    def decorate(function: Any) -> Any:
+        return invisible_to_dynamo(functools.wraps(original)(function))
+
+    return decorate
+
+
+def _backward(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("backward", agent.backward_begins)
+    ends = agent.guard("end of backward", agent.backward_ends)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not gate.open or _is_compiling() or inside_backward():
+                return original(*args, **kwargs)
+            begins(args[0] if args else kwargs.get("tensors"))
+            completed = False
+            try:
+                result = original(*args, **kwargs)
+                completed = True
+                return result
+            finally:
+                ends(completed)
+
+        return backward
+
+    return make
+
+
+def _optimizer_made(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    made = agent.guard("Optimizer.__init__", agent.optimizer_made)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if gate.open and not _is_compiling():
+                made(self)
+
+        return __init__
+
+    return make
+
+
+def _profile_hook_step(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("Optimizer.step", agent.step_begins)
+    ends = agent.guard("end of Optimizer.step", agent.step_ends)
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def profile_hook_step(func: Any) -> Any:
+            hooked = original(func)
+
+            @_wrapper(hooked)
+            def step(*args: Any, **kwargs: Any) -> Any:
+                if not gate.open or _is_compiling():
+                    return hooked(*args, **kwargs)
+                begins(args[0])
+                completed = False
+                try:
+                    result = hooked(*args, **kwargs)
+                    completed = True
+                    return result
+                finally:
+                    ends(args[0], completed)
+
+            step.mpwatch_sees = True
+            return step
+
+        return profile_hook_step
+
+    return make
+
+
+def _zero_grad(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    act = agent.guard("command at zero_grad", agent.act)
+    cleared = agent.guard("Optimizer.zero_grad", agent.loop.windows.optimizer_cleared)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not gate.open or _is_compiling():
+                return original(self, *args, **kwargs)
+            stop = act()
+            if stop is not None:
+                raise stop
+            result = original(self, *args, **kwargs)
+            cleared(self)
+            return result
+
+        return zero_grad
+
+    return make
+
+
+def _module_zero_grad(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    act = agent.guard("command at zero_grad of a module", agent.act)
+    look = agent.guard("probes", agent.loop.windows.probes)
+    cleared = agent.guard("Module.zero_grad", agent.loop.windows.module_cleared)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not gate.open or _is_compiling():
+                return original(self, *args, **kwargs)
+            stop = act()
+            if stop is not None:
+                raise stop
+            before = look()
+            result = original(self, *args, **kwargs)
+            if before:
+                cleared(before)
+            return result
+
+        return zero_grad
+
+    return make
+
+
+def _scale(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    scaled = agent.guard("GradScaler.scale", agent.loop.loss_scaled)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def scale(self: Any, outputs: Any) -> Any:
+            result = original(self, outputs)
+            if gate.open and not _is_compiling():
+                scaled(self, outputs, result)
+            return result
+
+        return scale
+
+    return make
+
+
+def _unscale(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("GradScaler.unscale_", agent.unscale_begins)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def unscale_(self: Any, optimizer: Any) -> Any:
+            if gate.open and not _is_compiling():
+                begins(self, optimizer)
+            return original(self, optimizer)
+
+        return unscale_
+
+    return make
+
+
+def _scaler_step(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("GradScaler.step", agent.scaler_step_begins)
+    ends = agent.guard("end of GradScaler.step", agent.loop.scaler_step_ends)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not gate.open or _is_compiling():
+                return original(self, optimizer, *args, **kwargs)
+            begins(self, optimizer)
+            completed = False
+            try:
+                result = original(self, optimizer, *args, **kwargs)
+                completed = True
+                return result
+            finally:
+                ends(self, optimizer, completed)
+
+        return step
+
+    return make
+
+
+def _update(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    updated = agent.guard("GradScaler.update", agent.scaler_updated)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if gate.open and not _is_compiling():
+                updated(self)
+            return result
+
+        return update
+
+    return make
+
+
+def _clip_norm(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("clip_grad_norm_", agent.clip_begins)
+    ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            if not gate.open or _is_compiling():
+                return original(*args, **kwargs)
+            begins()
+            norm = original(*args, **kwargs)
+            ends(norm, args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0))
+            return norm
+
+        return clip_grad_norm_
+
+    return make
+
+
+def _clip_value(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("clip_grad_value_", agent.clip_begins)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
+            if gate.open and not _is_compiling():
+                begins()
+            return original(*args, **kwargs)
+
+        return clip_grad_value_
+
+    return make
+
+
+def _loader_next(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("DataLoader", agent.loader_begins)
+    ends = agent.guard("end of DataLoader", agent.loop.loader_ends)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def __next__(self: Any) -> Any:
+            if not gate.open or _is_compiling():
+                return original(self)
+            stop = begins()
+            if stop is not None:
+                raise stop
+            batch = None
+            try:
+                batch = original(self)
+                return batch
+            finally:
+                ends(batch)
+
+        return __next__
+
+    return make
+
+
+def _compile(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    compiles = agent.guard("torch.compile", agent.roots.script_compiles)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            if gate.open and not _is_compiling():
+                compiles(None)
+            result = original(*args, **kwargs)
+            if gate.open and not _is_compiling():
+                compiles(result)
+            return result
+
+        return compile
+
+    return make
+
+
+def _jit(agent: "Agent", name: str) -> Wrap:
+    gate = agent.gate
+    release = agent.guard(name, agent.roots.release)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if gate.open and not _is_compiling():
+                # Scripting compiles a module's hooks with it, and ours are not TorchScript.
+                release(f"the script uses {name}")
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    return make

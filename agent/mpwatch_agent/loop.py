@@ -1,0 +1,284 @@
+"""The loop as the agent sees it: phases, steps and boundaries.
+
+Fed by `hooks` (guarded there), in the order in which the script does things; turns them into
+drafts of steps. Knows no socket and no patch. A step ends at the last of `GradScaler.update` and
+`Optimizer.step`; whether it was applied is what the optimizer did, not what the scale says.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mpwatch.events import Event, WindowDiscarded
+from mpwatch_agent.device import Reader, Reading
+from mpwatch_agent.drafts import StepDraft
+from mpwatch_agent.losses import PassedLosses
+from mpwatch_agent.phases import PhaseClock
+from mpwatch_agent.sampling import Sampling
+from mpwatch_agent.tracks import OptimizerTrack
+from mpwatch_agent.windows import Windows, sizes_of
+
+# Optimizers beyond this many are counted, not reported step by step (one per parameter happens).
+MAX_REPORTED_OPTIMIZERS = 8
+
+_clock = time.perf_counter
+_graph_task = torch._C._current_graph_task_id
+
+
+def inside_backward() -> bool:
+    """Whether this thread runs below a backward (a nested one, or a step inside it)."""
+    return bool(_graph_task() != -1)
+
+
+class Loop:
+    """State of the training loop between hooks; `finished` takes every draft of a step."""
+
+    def __init__(
+        self,
+        finished: Callable[[StepDraft], None],
+        say: Callable[[Event], None],
+        sampling: Sampling,
+    ) -> None:
+        self.reader = Reader()
+        self.windows = Windows(self._discarded)
+        self.tracks = self.windows.tracks
+        self.phases = PhaseClock(_clock())
+        self.sampling = sampling
+        self.steps_before = 0
+        self.scaler: Any = None
+        self.device: torch.device | None = None
+        self._losses = PassedLosses(self.reader)
+        self._finished = finished
+        self._say = say
+        self._batch: Any = None
+        self._drew = False
+        # Drafts that wait for the scaler's update, by their optimizer's serial number.
+        self._pending: dict[int, StepDraft] = {}
+        self._scaled = False
+        self._updates_come = True
+        self._in_scaler_step: OptimizerTrack | None = None
+        self._stepped_in_scaler: StepDraft | None = None
+        # Which optimizers step between two steps of the leader: a round.
+        self._round: set[int] | None = None
+        self._since_leader: set[int] = set()
+
+    # --- what others ask ------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Finished steps of the leading optimizer, over all processes of this rank."""
+        leader = self.tracks.leader
+        return self.steps_before + (leader.steps if leader else 0)
+
+    def at_boundary(self) -> bool:
+        """Whether a command may act: after the last step of a round, before any new gradient."""
+        windows = self.windows
+        if windows.unstepped or windows.in_backward or self._in_scaler_step is not None:
+            return False
+        if self._pending and self._updates_come:
+            return False
+        return not windows.stepping() and self._round_is_over()
+
+    def _round_is_over(self) -> bool:
+        if self.tracks.leader is None or len(self.tracks.live) <= 1:
+            return True
+        if self._round is None:
+            return all(track.steps for track in self.tracks.live)
+        return self._round <= self._since_leader
+
+    # --- data, forward, backward ----------------------------------------------------------
+
+    def loader_begins(self) -> None:
+        """A DataLoader's `__next__` was entered."""
+        if self.phases.phase == "forward" and self.windows.forward_was_not_training():
+            self.phases.forward_was_not_training()
+        self.phases.enter("data", _clock())
+
+    def loader_ends(self, batch: Any) -> None:
+        """`__next__` returned, or raised (batch None)."""
+        self.phases.enter("other", _clock())
+        self._drew = True
+        if not self.windows.roots_seen:
+            self._batch = batch
+
+    def forward_begins(self, training: bool, arguments: Any) -> None:
+        """A root's forward was entered from outside."""
+        # Without a loader, what lies between the last step and the forward is where data come from.
+        gap = None if self._drew or not training else "data"
+        self.phases.forward(_clock(), training=training, gap_is=gap)
+        if training:
+            self.windows.forward_begins(arguments)
+
+    def backward_begins(self, tensors: Any) -> None:
+        """An outermost backward starts."""
+        seen = self.windows.roots_seen
+        # Without a root, what came after the data (or the last step) was the forward.
+        self.phases.settle_data("data")
+        self.phases.enter("backward", _clock(), gap_is=None if seen else "forward")
+        micro = self.windows.backward_begins()
+        if not seen and micro.samples is None:
+            micro.samples, micro.tokens = sizes_of(self._batch)
+            self._batch = None
+        leader = self.tracks.leader
+        alone = leader is not None and leader.usual_window == 1
+        self._losses.passed(tensors, micro, look_for_divisor=not alone and self._first_micro())
+        if self.device is None:
+            first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+            self.device = getattr(first, "device", None)
+
+    def _first_micro(self) -> bool:
+        return not any(track.window for track in self.tracks.live)
+
+    def backward_ends(self, completed: bool) -> None:
+        """The outermost backward returned, or raised."""
+        self.windows.backward_ends(completed)
+        self.phases.enter("optimizer" if self.windows.stepping() else "other", _clock())
+        self._drew = False
+
+    def _discarded(self, track: OptimizerTrack, lost: int) -> None:
+        event = WindowDiscarded(
+            optimizer=track.index or 0, micro_batches=lost, after_step=self.steps
+        )
+        self._say(event)
+
+    # --- scaler ---------------------------------------------------------------------------
+
+    def loss_scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
+        """`GradScaler.scale` returned. A disabled scaler is no scaler."""
+        if scaler._enabled:
+            self.scaler = scaler
+            self._scaled = True
+            self._losses.scaled(outputs, results)
+
+    def scale_reading(self) -> Reading:
+        """The loss scale now; None without a scaler or before its first use."""
+        scaler = self.scaler
+        return None if scaler is None or scaler._scale is None else self.reader.read(scaler._scale)
+
+    def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
+        """`GradScaler.step` was entered."""
+        if not scaler._enabled:
+            return
+        self.scaler = scaler
+        self._scaled = True
+        self._in_scaler_step = self.tracks.of(optimizer)
+
+    def scaler_step_ends(self, scaler: Any, optimizer: Any, completed: bool) -> None:
+        """`GradScaler.step` returned: if the optimizer's step did not run, that is a skip."""
+        track, self._in_scaler_step = self._in_scaler_step, None
+        draft, self._stepped_in_scaler = self._stepped_in_scaler, None
+        if track is None or not completed:
+            return
+        if draft is None:
+            draft = self._conclude(track, optimizer)
+            if getattr(type(optimizer).step, "mpwatch_sees", False):
+                draft.skipped_by_scaler = True
+            else:
+                # A class hooked before we came: what its step did shows in what the scaler found.
+                draft.found_inf = self._found_inf(scaler, optimizer)
+        draft.checked = True
+        self._wait_for_update(track, draft)
+
+    def _found_inf(self, scaler: Any, optimizer: Any) -> Reading:
+        found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        return self.reader.read(sum(found[1:], found[0])) if found else None
+
+    def scaler_updated(self) -> None:
+        """`GradScaler.update` returned: the steps before it are over."""
+        self._scaled = False
+        after = self.scale_reading()
+        pending, self._pending = self._pending, {}
+        for draft in pending.values():
+            draft.scale_after = after
+            self._finish(draft)
+
+    def _wait_for_update(self, track: OptimizerTrack, draft: StepDraft) -> None:
+        earlier = self._pending.pop(track.serial, None)
+        if earlier is not None:
+            # Two steps and no update between: this script never calls it.
+            self._updates_come = False
+            self._finish(earlier)
+        if self._updates_come:
+            self._pending[track.serial] = draft
+        else:
+            self._finish(draft)
+
+    # --- step -----------------------------------------------------------------------------
+
+    def before_update(self, track: OptimizerTrack, optimizer: Any) -> None:
+        """The first of unscale, clip and step: gradients are whole and not yet changed."""
+        if self.phases.phase != "optimizer" and not self.windows.in_backward:
+            self.phases.enter("optimizer", _clock())
+        self.sampling.before_update(self, track, optimizer)
+
+    def step_begins(self, optimizer: Any) -> None:
+        """An optimizer's `step` was entered; of nested ones the outermost counts."""
+        track = self.tracks.of(optimizer)
+        track.depth += 1
+        if track.depth == 1 and self.windows.in_backward and self.windows.micro is not None:
+            track.add(self.windows.micro)
+
+    def step_ends(self, optimizer: Any, completed: bool) -> None:
+        """An optimizer's `step` returned: applied, unless a fused kernel found an overflow."""
+        track = self.tracks.of(optimizer)
+        track.depth = max(0, track.depth - 1)
+        if track.depth or not completed:
+            return
+        draft = self._conclude(track, optimizer)
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            draft.found_inf = self.reader.read(found_inf)
+        if self._in_scaler_step is track:
+            self._stepped_in_scaler = draft
+        elif self._scaled:
+            self._wait_for_update(track, draft)
+        else:
+            self._finish(draft)
+
+    def _conclude(self, track: OptimizerTrack, optimizer: Any) -> StepDraft:
+        """End the window of `track`; its draft still lacks what comes after the step."""
+        index = self.tracks.number(track)
+        window = self.windows.take(track)
+        track.steps += 1
+        before = self.steps_before if track is self.tracks.leader else 0
+        draft = StepDraft(track.steps + before, index, window, track.usual_window)
+        draft.scale_before = self.scale_reading() if self._scaled else None
+        draft.learning_rates = _learning_rates(optimizer)
+        self.sampling.after_update(self, track, draft)
+        if track is self.tracks.leader:
+            self._round = self._since_leader if track.steps > 1 else None
+            self._since_leader = set()
+        else:
+            self._since_leader.add(track.serial)
+        return draft
+
+    def _finish(self, draft: StepDraft) -> None:
+        now = _clock()
+        if draft.optimizer == 0:
+            draft.duration_s, draft.phase_s = self.phases.take(now)
+        elif self.phases.phase == "optimizer":
+            self.phases.enter("other", now)
+        if self.windows.in_backward:
+            self.phases.enter("backward", now)
+        draft.mark = self.reader.mark()
+        if draft.optimizer < MAX_REPORTED_OPTIMIZERS:
+            self._finished(draft)
+
+    def open_windows(self) -> int:
+        """Optimizers with gradients that no step has used."""
+        return sum(bool(track.window) for track in self.tracks.live)
+
+
+def _learning_rates(optimizer: Any) -> tuple[float, ...]:
+    """The groups' learning rates, one number where they all agree."""
+    rates = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, torch.Tensor):
+            # A capturable optimizer's: on a device it would have to be waited for.
+            rate = rate.item() if rate.device.type == "cpu" else None
+        if rate is not None:
+            rates.append(float(rate))
+    return (rates[0],) if rates and all(r == rates[0] for r in rates) else tuple(rates)

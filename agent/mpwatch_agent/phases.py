@@ -1,0 +1,69 @@
+"""Which phase the training thread is in, and how long it stayed in each.
+
+A clock with named hands: every moment of a step belongs to exactly one phase. Time between
+phases ("gaps") gets its name when the next phase begins, since only then it is known whose it
+was. No torch here; the caller brings the time.
+"""
+
+from mpwatch_agent.memory import MemoryEdges
+
+
+class PhaseClock:
+    """Seconds per phase of the step that is running.
+
+    `edges` is set on steps whose memory is sampled: then every change of phase is a reading.
+    """
+
+    __slots__ = ("_began", "_pending_data", "_seconds", "_since", "edges", "phase")
+
+    def __init__(self, now: float) -> None:
+        self.phase = "other"
+        self.edges: MemoryEdges | None = None
+        self._since = now
+        self._began = now
+        self._seconds: dict[str, float] = {}
+        # Time inside loaders whose batch may yet turn out to be one for evaluation.
+        self._pending_data = 0.0
+
+    def enter(self, phase: str, now: float, gap_is: str | None = None) -> None:
+        """Leave the current phase for `phase`; `gap_is` names a gap that ends here."""
+        left = self.phase
+        name = gap_is or "other" if left == "other" else left
+        elapsed = now - self._since
+        if name == "data" and left == "data":
+            self._pending_data += elapsed
+        else:
+            self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
+        if self.edges is not None:
+            self.edges.edge(left, phase)
+        self.phase = phase
+        self._since = now
+
+    def forward(self, now: float, *, training: bool, gap_is: str | None = None) -> None:
+        """A root's forward begins: what the loader gave was for it."""
+        self.settle_data("data" if training else "evaluation")
+        self.enter("forward" if training else "evaluation", now, gap_is)
+
+    def settle_data(self, phase: str) -> None:
+        """Book the time of loaders not yet booked to `phase`."""
+        if self._pending_data:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._pending_data
+            self._pending_data = 0.0
+
+    def forward_was_not_training(self) -> None:
+        """The forward that just ran had no backward: its time is not this step's forward."""
+        moved = self._seconds.pop("forward", 0.0)
+        self._seconds["other"] = self._seconds.get("other", 0.0) + moved
+
+    def take(self, now: float) -> tuple[float, dict[str, float]]:
+        """End the step: its duration in seconds, and the seconds of each phase."""
+        self.settle_data("data")
+        self.enter("other", now)
+        seconds, self._seconds = self._seconds, {}
+        duration, self._began = now - self._began, now
+        return duration, seconds
+
+    def restart(self, now: float) -> None:
+        """Forget what was measured since the step began (a pause is no part of a step)."""
+        self._began += now - self._since
+        self._since = now

@@ -1,0 +1,181 @@
+"""Root modules: found at the first training forward, then told apart from their submodules.
+
+A root owns parameters of an optimizer and is called from outside. Only forward timing needs it,
+so whatever could disturb the script wins: no hook stays on a plain module once the script
+compiles, traces or scripts something; a compiled wrapper is hooked outside its graph.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class RootHook:
+    """One forward hook on one root. Pickles to something harmless, copies to itself."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., None]) -> None:
+        self._module = weakref.ref(module)
+        self._call = call
+
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        # First, so that a trace through this module sees a constant and nothing of ours.
+        if _is_compiling():
+            return
+        # A deep copy (EMA, target network) carries this hook and is not the root.
+        if self._module() is module:
+            self._call(module, *arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RootHook":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `nullcontext().__exit__` takes anything and returns None, without mpwatch installed.
+        return (getattr, (contextlib.nullcontext(), "__exit__"))
+
+
+class Roots:
+    """Finds roots and holds the handles of their hooks.
+
+    `begins(module, arguments, training)` is a guarded callback; it may return an exception that
+    the script is to see (a stop at the boundary).
+    """
+
+    def __init__(
+        self,
+        begins: Callable[[nn.Module, Any, bool], BaseException | None],
+        guard: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        self._begins = begins
+        self._look = guard("root search", self._consider)
+        self._owned: set[int] = set()
+        self._covered: set[int] = set()
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._handles: list[tuple[bool, Any]] = []
+        self._compiled: list[weakref.ref[nn.Module]] = []
+        self._search: Any = None
+        # Inside a root while others are searched for: its submodules are no roots.
+        self._inside: weakref.ref[nn.Module] | None = None
+        self._leaving: Any = None
+        self.compiles = False
+        self.notes: list[str] = []
+
+    def names(self) -> tuple[str, ...]:
+        """Class names of the roots found."""
+        return tuple(type(m).__name__ for m in (ref() for ref in self._roots) if m is not None)
+
+    def first(self) -> nn.Module | None:
+        """The first root that still lives."""
+        return next((m for m in (ref() for ref in self._roots) if m is not None), None)
+
+    # --- search -----------------------------------------------------------------------------
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """Look for the module that owns this optimizer's parameters."""
+        self._owned.update(id(p) for group in optimizer.param_groups for p in group["params"])
+        if self.compiles:
+            self._hook_compiled()
+        elif self._search is None:
+            hook = nn.modules.module.register_module_forward_pre_hook
+            self._search = hook(self._on_any_forward)
+
+    def stop_search(self) -> None:
+        """Take the hook on every module's forward away."""
+        if self._search is not None:
+            self._search.remove()
+            self._search = None
+
+    def _on_any_forward(self, module: nn.Module, arguments: Any) -> None:
+        if self._inside is not None or _is_compiling():
+            return
+        stop = self._look(module, arguments)
+        if stop is not None:
+            raise stop
+
+    def _consider(self, module: nn.Module, arguments: Any) -> BaseException | None:
+        if not torch.is_grad_enabled() or not module.training:
+            return None
+        mine = {id(p) for p in module.parameters()} & self._owned
+        if not mine - self._covered:
+            return None
+        self._covered |= mine
+        self._roots.append(weakref.ref(module))
+        self._hook(module, plain=True)
+        if self._covered >= self._owned:
+            self.stop_search()
+        else:
+            self._inside = weakref.ref(module)
+        # The hook just put on misses this very call.
+        training = torch.is_grad_enabled() and module.training
+        return self._begins(module, arguments, training)
+
+    # --- hooks on roots ---------------------------------------------------------------------
+
+    def _hook(self, module: nn.Module, *, plain: bool) -> None:
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self.notes.append(f"{type(module).__name__} is compiled in place: no forward times")
+            return
+        before = RootHook(module, self._before_call)
+        self._handles.append((plain, module.register_forward_pre_hook(before, with_kwargs=True)))
+        if plain and self._search is not None:
+            after = RootHook(module, self._after_call)
+            self._handles.append((plain, module.register_forward_hook(after, always_call=True)))
+
+    def _before_call(self, module: nn.Module, arguments: Any, named: Any) -> None:
+        training = torch.is_grad_enabled() and module.training
+        if self._search is not None and self._inside is None:
+            self._inside = weakref.ref(module)
+        stop = self._begins(module, arguments or named, training)
+        if stop is not None:
+            raise stop
+
+    def _after_call(self, module: nn.Module, *rest: Any) -> None:
+        if self._inside is not None and self._inside() is module:
+            self._inside = None
+
+    def outermost_left(self) -> None:
+        """A backward or step runs in the main flow: no root is open (one may have been aborted)."""
+        self._inside = None
+
+    # --- compilation ------------------------------------------------------------------------
+
+    def script_compiles(self, result: Any) -> None:
+        """`torch.compile` was called: nothing of ours may stand where Dynamo could trace it."""
+        if not self.compiles:
+            self.compiles = True
+            self.release("the script uses torch.compile")
+        if isinstance(result, nn.Module):
+            self._compiled.append(weakref.ref(result))
+            if self._owned:
+                self._hook_compiled()
+
+    def _hook_compiled(self) -> None:
+        for reference in self._compiled:
+            module = reference()
+            if module is None or any(root() is module for root in self._roots):
+                continue
+            if any(id(p) in self._owned for p in module.parameters()):
+                self._roots.append(reference)
+                self._hook(module, plain=False)
+
+    def release(self, reason: str) -> None:
+        """Take every hook off plain modules, for good."""
+        self.stop_search()
+        had = [handle for plain, handle in self._handles if plain]
+        for handle in had:
+            handle.remove()
+        self._handles = [(plain, handle) for plain, handle in self._handles if not plain]
+        self.outermost_left()
+        self.notes.append(f"{reason}: forward is timed from the data's arrival")
+
+    def remove(self) -> None:
+        """Take everything off (detaching)."""
+        self.stop_search()
+        for _, handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,144 @@
+"""What is measured only now and then, and how often: gradient norms and memory.
+
+Owns the cadences (`set_sampling` changes them) and keeps their cost apart from the rest, so that
+the agent can say what each of them costs.
+"""
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpwatch.events import PhaseMemory
+from mpwatch_agent.device import Reading
+from mpwatch_agent.drafts import StepDraft
+from mpwatch_agent.gradients import gradients_of, norm_of
+from mpwatch_agent.memory import DEAR_READING_S, MemoryEdges, memory_source
+from mpwatch_agent.shield import Gate
+from mpwatch_agent.tracks import OptimizerTrack
+
+if TYPE_CHECKING:
+    from mpwatch_agent.loop import Loop
+
+GRAD_NORM_EVERY = 50
+MEMORY_EVERY = 20
+# A clip's norm counts as the gradient norm when it is this close to one computed here.
+CLIP_AGREES = 0.01
+
+
+class Sampling:
+    """Cadences in steps; 0 is off. `gate` gets the time that sampled work took."""
+
+    def __init__(
+        self, gate: Gate, grad_norm_every: int | None = None, memory_every: int | None = None
+    ) -> None:
+        self.grad_norm_every = GRAD_NORM_EVERY if grad_norm_every is None else grad_norm_every
+        self.memory_every = MEMORY_EVERY if memory_every is None else memory_every
+        self._gate = gate
+        self._norms: dict[int, tuple[Reading, bool]] = {}
+        self._looked: set[int] = set()
+        self._clips: list[tuple[Reading, bool]] = []
+        self._clip_is_whole: bool | None = None
+        self._edges: MemoryEdges | None = None
+
+    # --- gradient norm ----------------------------------------------------------------------
+
+    def before_update(self, loop: "Loop", track: OptimizerTrack, optimizer: Any) -> None:
+        """Gradients of `track` are whole: take their norm if this step is sampled."""
+        if track.serial in self._looked:
+            return
+        self._looked.add(track.serial)
+        if not self.grad_norm_every or track.steps % self.grad_norm_every:
+            return
+        start = time.perf_counter()
+        norm = norm_of(gradients_of(optimizer))
+        if norm is not None:
+            self._norms[track.serial] = (loop.reader.read(norm), still_scaled(loop, optimizer))
+        self._gate.sampled_s += time.perf_counter() - start
+
+    def clip_begins(self, loop: "Loop") -> None:
+        """Before a clip changes gradients."""
+        for track in loop.tracks.live:
+            optimizer = track.ref()
+            if track.window and optimizer is not None:
+                loop.before_update(track, optimizer)
+
+    def clip_ends(self, loop: "Loop", norm: Any, norm_type: Any) -> None:
+        """A clip returned the norm it found, at no cost to us."""
+        if float(norm_type) != 2.0:
+            return
+        optimizers = [track.ref() for track in loop.tracks.live if track.window]
+        scaled = any(still_scaled(loop, o) for o in optimizers if o is not None)
+        self._clips.append((loop.reader.read(norm), scaled))
+
+    def after_update(self, loop: "Loop", track: OptimizerTrack, draft: StepDraft) -> None:
+        """The window is over: give its draft the best norm there is."""
+        self._looked.discard(track.serial)
+        own = self._norms.pop(track.serial, None)
+        clips, self._clips = self._clips, []
+        clip = clips[0] if len(clips) == 1 else None
+        if own is not None and clip is not None and len(loop.tracks.live) == 1:
+            self._compare(own, clip, loop.scale_reading())
+        best = own if own is not None else (clip if self._clip_is_whole else None)
+        if best is not None:
+            draft.grad_norm, draft.norm_is_scaled = best
+
+    def _compare(
+        self, own: tuple[Reading, bool], clip: tuple[Reading, bool], scale: Reading
+    ) -> None:
+        """A clip over some parameters only is not the gradient norm: find out on sampled steps."""
+        mine, theirs = (_unscaled(*norm, scale) for norm in (own, clip))
+        if mine is None or theirs is None or not math.isfinite(mine):
+            return
+        self._clip_is_whole = abs(mine - theirs) <= CLIP_AGREES * mine
+
+    # --- memory -----------------------------------------------------------------------------
+
+    def step_over(self, loop: "Loop", draft: StepDraft) -> None:
+        """The leader's step is finished: hand over its memory and the agent's own time."""
+        edges, loop.phases.edges = loop.phases.edges, None
+        if edges is not None:
+            draft.memory = {
+                phase: PhaseMemory(start_bytes=s, end_bytes=e, peak_bytes=p, kind=edges.kind)
+                for phase, (s, e, p) in edges.take().items()
+            }
+            if edges.slowest_s > DEAR_READING_S:
+                # Something makes readings dear here: take them more rarely, never for free.
+                self.memory_every *= 2
+                edges.slowest_s = 0.0
+        if self.memory_every and draft.step % self.memory_every == 0:
+            self.sample_memory(loop)
+        draft.agent_s, self._gate.own_s = self._gate.own_s, 0.0
+        draft.sampled_s, self._gate.sampled_s = self._gate.sampled_s, 0.0
+
+    def sample_memory(self, loop: "Loop") -> None:
+        """Read memory at the edges of the phases of the step that begins now."""
+        if self._edges is None:
+            source = memory_source(loop.device)
+            if source is None:
+                self.memory_every = 0
+                return
+            self._edges = MemoryEdges(source)
+        loop.phases.edges = self._edges
+
+    def not_ours(self, seconds: float) -> None:
+        """Time that passed within a hook but is not the agent's work (a pause)."""
+        self._gate.own_s -= seconds
+
+
+def _unscaled(norm: Reading, scaled: bool, scale: Reading) -> float | None:
+    if not isinstance(norm, float):
+        return None
+    if not scaled:
+        return norm
+    return norm / scale if isinstance(scale, float) and scale else None
+
+
+def still_scaled(loop: "Loop", optimizer: Any) -> bool:
+    """Whether this optimizer's gradients still carry the loss scale."""
+    scaler = loop.scaler
+    if scaler is None or not scaler._enabled or scaler._scale is None:
+        return False
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY

@@ -1,0 +1,109 @@
+"""Keeps every failure of the agent away from the loop, and every hook away from Dynamo.
+
+The one place that catches exceptions on the training path. A hook that fails is switched off by
+itself and said once; exceptions that belong to the script (Ctrl+C, its own signal handlers) pass.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch._C._dynamo import eval_frame
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_clock = time.perf_counter
+# What a callback of Dynamo's would do to our frames is prevented while our part runs.
+_set_eval_frame: Callable[[Any], Any] = getattr(eval_frame, "set_eval_frame", lambda callback: None)
+
+
+class Gate:
+    """Whether hooks do anything at all; closed in forked children and after detaching.
+
+    `own_s` is the agent's own time on the training thread since it was last taken, `sampled_s`
+    the part of it for what is only done on sampled steps.
+    """
+
+    __slots__ = ("open", "own_s", "sampled_s")
+
+    def __init__(self) -> None:
+        self.open = False
+        self.own_s = 0.0
+        self.sampled_s = 0.0
+
+
+class Shield:
+    """Makes guarded functions: nothing they raise reaches their caller."""
+
+    def __init__(self, gate: Gate, on_failure: Callable[[str, str], None]) -> None:
+        self._gate = gate
+        self._on_failure = on_failure
+
+    def guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, guarded: returns None when it fails, and does nothing ever after."""
+        gate = self._gate
+        alive = True
+
+        def mpwatch_guarded(*args: Any) -> Any:
+            nonlocal alive
+            if not alive:
+                return None
+            callback = _set_eval_frame(None)
+            start = _clock()
+            try:
+                return function(*args)
+            except BaseException as error:
+                if _belongs_to_script(error):
+                    raise
+                alive = False
+                # Text only: a kept exception would keep the frames and tensors it came through.
+                self._report(name, f"{type(error).__name__}: {error}")
+                return None
+            finally:
+                gate.own_s += _clock() - start
+                _set_eval_frame(callback)
+
+        return invisible_to_dynamo(mpwatch_guarded)
+
+    def _report(self, name: str, text: str) -> None:
+        try:
+            self._on_failure(name, text)
+        except Exception:
+            # Saying that something failed must not fail the loop either.
+            return
+
+
+def _belongs_to_script(error: BaseException) -> bool:
+    """Ctrl+C, an exit, or whatever a signal handler of the script raised while we were running."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return True
+    handlers = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        handlers.add(getattr(handler, "__code__", None))
+        handlers.add(getattr(getattr(handler, "__func__", None), "__code__", None))
+    handlers.discard(None)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def invisible_to_dynamo(function: _F) -> _F:
+    """Tell Dynamo to run this frame as it is, and still to compile what it calls.
+
+    Without it, after a graph break Dynamo would compile our wrapper as a frame of its own: the
+    event would vanish and the user's count of graphs would change.
+    """
+    try:
+        strategy = eval_frame._FrameExecStrategy(
+            eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+        )
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    except AttributeError:
+        # An older torch without this private interface: observed all the same, except below
+        # compiled code, where Dynamo may compile the wrapper.
+        return function
+    return function

@@ -1,0 +1,136 @@
+"""What is remembered per optimizer: its window of micro-batches, its steps, its probes.
+
+An optimizer is looked up by identity and held weakly: a copy or a dead one is never mistaken for
+it. Probes are a few of its parameters whose gradients tell, in a fraction of a microsecond,
+whether a backward reached this optimizer and whether its gradients were cleared.
+"""
+
+import weakref
+from typing import Any
+
+from mpwatch_agent.device import Reading, settle
+
+PROBES = 4
+
+
+class MicroBatch:
+    """One training forward and the backwards that belong to it.
+
+    `losses` are readings of what was passed to backward, unscaled; `divisor` is the number that
+    the script divided its loss by, where the graph shows one.
+    """
+
+    __slots__ = ("backwards", "consumed", "divisor", "losses", "samples", "tokens")
+
+    def __init__(self) -> None:
+        self.losses: list[Reading] = []
+        # None is "not seen"; only the first micro-batch of a window is looked at.
+        self.divisor: float | None = None
+        self.samples: int | None = None
+        self.tokens: int | None = None
+        self.backwards = 0
+        self.consumed = False
+
+    def loss(self) -> float | None:
+        """The sum of what was passed to backward; None where any part of it is unknown."""
+        values = [settle(reading) for reading in self.losses]
+        if not values or None in values:
+            return None
+        return sum(value for value in values if value is not None)
+
+
+Probe = tuple[int, int] | None
+
+
+class OptimizerTrack:
+    """One optimizer's place in the loop. `index` is its order of first step, None before it."""
+
+    def __init__(self, optimizer: Any, serial: int) -> None:
+        self.ref = weakref.ref(optimizer)
+        self.serial = serial
+        self.index: int | None = None
+        self.name = type(optimizer).__name__
+        self.window: list[MicroBatch] = []
+        self.last_micro: MicroBatch | None = None
+        self.steps = 0
+        self.depth = 0
+        self.usual_window = 0
+        self._last_window = 0
+        self._probed = _spread(_trainable(optimizer))
+
+    def probe(self) -> list[Probe]:
+        """(identity, version) of each probed gradient, None where there is none."""
+        states: list[Probe] = []
+        for parameter in self._probed:
+            gradient = parameter.grad
+            states.append(None if gradient is None else (id(gradient), gradient._version))
+        return states
+
+    def is_cleared(self) -> bool:
+        """Whether the probed gradients are gone (`p.grad = None`, a `zero_grad` unseen)."""
+        return all(parameter.grad is None for parameter in self._probed)
+
+    def add(self, micro: MicroBatch) -> None:
+        """The gradients of `micro` are (partly) this optimizer's."""
+        if self.last_micro is not micro:
+            self.window.append(micro)
+            self.last_micro = micro
+
+    def take_window(self) -> list[MicroBatch]:
+        """End the window at a step."""
+        window, self.window = self.window, []
+        for micro in window:
+            micro.consumed = True
+        size = len(window)
+        if self.usual_window == 0 or size == self._last_window:
+            self.usual_window = size
+        self._last_window = size
+        return window
+
+    def discard_window(self) -> int:
+        """The gradients were cleared without a step: how many micro-batches that nobody used."""
+        lost = sum(not micro.consumed for micro in self.window)
+        self.window = []
+        return lost
+
+
+def _trainable(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _spread(parameters: list[Any]) -> list[Any]:
+    if len(parameters) <= PROBES:
+        return parameters
+    last = len(parameters) - 1
+    return [parameters[index * last // (PROBES - 1)] for index in range(PROBES)]
+
+
+class Tracks:
+    """All optimizers of the script that were made or have stepped; `live` in order of creation."""
+
+    def __init__(self) -> None:
+        self.live: list[OptimizerTrack] = []
+        self.leader: OptimizerTrack | None = None
+        self._by_id: dict[int, OptimizerTrack] = {}
+        self._made = 0
+        self._stepped = 0
+
+    def of(self, optimizer: Any) -> OptimizerTrack:
+        """The track of `optimizer`, made on first sight (a copied optimizer never ran __init__)."""
+        track = self._by_id.get(id(optimizer))
+        if track is None or track.ref() is not optimizer:
+            track = OptimizerTrack(optimizer, self._made)
+            self._made += 1
+            self._by_id[id(optimizer)] = track
+            self._by_id = {k: t for k, t in self._by_id.items() if t.ref() is not None}
+            self.live = list(self._by_id.values())
+        return track
+
+    def number(self, track: OptimizerTrack) -> int:
+        """Give `track` its index at its first step; the first of all leads."""
+        if track.index is None:
+            track.index = self._stepped
+            self._stepped += 1
+            if self.leader is None:
+                self.leader = track
+        return track.index

@@ -1,0 +1,164 @@
+"""Micro-batches and windows: which backward belongs to which optimizer's next step.
+
+One optimizer is the common case and costs nothing beyond a list; with several, probes of their
+gradients tell which of them a backward reached. No clock, no event: counting only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mpwatch_agent.tracks import MicroBatch, OptimizerTrack, Probe, Tracks
+
+Before = list[tuple[OptimizerTrack, list[Probe]]]
+
+
+class Windows:
+    """The open micro-batch and the open window of every optimizer.
+
+    `discarded(track, micro_batches)` is told of gradients that were cleared without a step.
+    """
+
+    def __init__(self, discarded: Callable[[OptimizerTrack, int], None]) -> None:
+        self.tracks = Tracks()
+        self.micro: MicroBatch | None = None
+        self.in_backward = False
+        # Backwards since the last step of any optimizer: above 0 is inside a window.
+        self.unstepped = 0
+        self.roots_seen = False
+        self._discarded = discarded
+        self._before: Before = []
+
+    # --- micro-batches ------------------------------------------------------------------------
+
+    def forward_begins(self, arguments: Any) -> None:
+        """A training forward of a root: a new micro-batch, if the last one had its backward."""
+        self.roots_seen = True
+        micro = self.micro
+        if micro is None or micro.backwards:
+            micro = self.micro = MicroBatch()
+        if micro.samples is None:
+            micro.samples, micro.tokens = sizes_of(arguments)
+
+    def forward_was_not_training(self) -> bool:
+        """The loader was asked for more before any backward: that forward was no micro-batch."""
+        if self.micro is None or self.micro.backwards:
+            return False
+        self.micro = None
+        return True
+
+    def backward_begins(self) -> MicroBatch:
+        """An outermost backward starts: the micro-batch it belongs to."""
+        self.in_backward = True
+        micro = self.micro
+        if micro is None or (micro.backwards and not self.roots_seen):
+            micro = self.micro = MicroBatch()
+        tracks = self.tracks.live
+        for track in tracks:
+            if track.window and track.is_cleared():
+                self.discard(track)
+        if len(tracks) > 1:
+            self._before = [(track, track.probe()) for track in tracks]
+        return micro
+
+    def backward_ends(self, completed: bool) -> None:
+        """The outermost backward returned, or raised: then nothing is counted."""
+        self.in_backward = False
+        micro, before, self._before = self.micro, self._before, []
+        if micro is None or not completed:
+            return
+        micro.backwards += 1
+        if micro.consumed:
+            # Steps inside the backward have used it up already.
+            self.micro = None
+            return
+        self.unstepped += 1
+        if before:
+            for track, probes in before:
+                if _changed(probes, track.probe()):
+                    track.add(micro)
+        else:
+            for track in self.tracks.live:
+                track.add(micro)
+
+    def micro_index(self) -> int:
+        """Position of the open micro-batch in the leader's window, from 0."""
+        track = self.tracks.leader or next(iter(self.tracks.live), None)
+        if track is None:
+            return 0
+        # Before its backward ended, the open one is not in the window yet.
+        return len(track.window) - (bool(track.window) and track.window[-1] is self.micro)
+
+    # --- windows ------------------------------------------------------------------------------
+
+    def take(self, track: OptimizerTrack) -> list[MicroBatch]:
+        """End the window of `track` at a step."""
+        window = track.take_window()
+        if not window and self.micro is not None and not self.micro.consumed:
+            # A forward, no backward of ours (autograd.grad), and a step all the same.
+            self.micro.consumed = True
+            window = [self.micro]
+            track.usual_window = max(1, track.usual_window)
+        self.unstepped = 0
+        if not self.in_backward:
+            self.micro = None
+        return window
+
+    def optimizer_cleared(self, optimizer: Any) -> None:
+        """`zero_grad` of an optimizer returned."""
+        track = self.tracks.of(optimizer)
+        if track.window and not track.depth:
+            self.discard(track)
+
+    def probes(self) -> Before:
+        """The probes of all optimizers that have an open window."""
+        return [(track, track.probe()) for track in self.tracks.live if track.window]
+
+    def module_cleared(self, before: Before) -> None:
+        """`zero_grad` of a module returned; `before` is what `probes` was at its beginning."""
+        for track, probes in before:
+            pairs = zip(track.probe(), probes, strict=True)
+            changed = [now != then for now, then in pairs if then is not None]
+            if track.window and not track.depth and changed and all(changed):
+                self.discard(track)
+
+    def discard(self, track: OptimizerTrack) -> None:
+        """The gradients of `track` are gone without a step."""
+        lost = track.discard_window()
+        self.unstepped = 0
+        if self.micro is not None and self.micro.backwards:
+            self.micro = None
+        if lost:
+            self._discarded(track, lost)
+
+    def stepping(self) -> bool:
+        """Whether some optimizer's step is running (a closure's backward runs inside it)."""
+        return any(track.depth for track in self.tracks.live)
+
+
+def _changed(before: list[Probe], after: list[Probe]) -> bool:
+    return any(now is not None and now != then for now, then in zip(after, before, strict=True))
+
+
+def sizes_of(arguments: Any) -> tuple[int | None, int | None]:
+    """(samples, tokens) of a batch: from its first tensor that has a batch dimension."""
+    found = _first_batch(arguments, 3)
+    if found is None:
+        return None, None
+    whole = not found.is_floating_point() and not found.is_complex()
+    return found.shape[0], found.numel() if whole and found.dim() == 2 else None
+
+
+def _first_batch(value: Any, depth: int) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value if value.dim() else None
+    if not depth:
+        return None
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        for item in items:
+            found = _first_batch(item, depth - 1)
+            if found is not None:
+                return found
+    return None
