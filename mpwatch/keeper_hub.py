@@ -90,14 +90,16 @@ class Hub:
         if self._pid is None:
             return
         pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if pid:
-            self._ended(status)
-            self._died(now)
-
-    def _ended(self, status: int) -> None:
+        if not pid:
+            return
         code, name = exit_of(status)
         self._journal.write("hub_exited", pid=self._pid, code=code, signal=name)
         self._pid = None
+        if code == 0 and self._start_at is not None:
+            # It found another hub at work; look again later whether that one is still there.
+            self._start_at = now + LONGEST_WAIT_S
+        else:
+            self._died(now)
 
     def _died(self, now: float) -> None:
         well = now - self._started_at >= WELL_AFTER_S
