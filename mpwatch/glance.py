@@ -5,6 +5,7 @@ For lists of hundreds of runs: one read-only query and a decoder that skips what
 
 import contextlib
 import sqlite3
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +42,13 @@ _decoder = msgspec.msgpack.Decoder(_Fold)
 
 def glance(record: Path) -> Evidence | None:
     """What `record` tells, or None where it is missing, damaged or of another version."""
-    with contextlib.suppress(sqlite3.Error, msgspec.DecodeError, TypeError, OSError):
+    unreadable = (sqlite3.Error, zlib.error, msgspec.DecodeError, UnicodeDecodeError, TypeError)
+    with contextlib.suppress(*unreadable):
         connection = sqlite3.connect(f"{record.as_uri()}?mode=ro", uri=True, timeout=0.2)
         with contextlib.closing(connection):
             row = connection.execute("SELECT state FROM fold WHERE id = 1").fetchone()
         if row is not None:
-            return _evidence(_decoder.decode(row[0]))
+            return _evidence(_decoder.decode(zlib.decompress(row[0])))
     return None
 
 

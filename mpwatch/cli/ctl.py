@@ -4,12 +4,17 @@ Exit code 0: applied, 1: refused, 2: not a command, 3: no answer.
 """
 
 import argparse
+import time
+
+import msgspec
 
 from mpwatch import client, runs
 from mpwatch.cli.choice import add_run, chosen
 from mpwatch.cli.formats import to_json
-from mpwatch.commands import COMMANDS, parse
-from mpwatch.errors import EXIT_NO_ANSWER, EXIT_OK, EXIT_REFUSED, NoAnswer, UsageError
+from mpwatch.commands import COMMANDS, Command, parse
+from mpwatch.errors import EXIT_OK, EXIT_REFUSED, NoAnswer, RecordUnreadable, UsageError
+from mpwatch.runs import Run
+from mpwatch.store import CommandSeen
 from mpwatch.vocabulary import clean_text
 
 TIMEOUT_S = 30.0
@@ -21,7 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = ", ".join(sorted(COMMANDS))
     parser.add_argument("command", metavar="COMMAND", help=commands)
     parser.add_argument("words", metavar="ARGUMENT", nargs="*", help="values, or field=value")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for the outcome (default {TIMEOUT_S:g})",
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as a JSON object")
 
 
@@ -29,14 +40,42 @@ def run(arguments: argparse.Namespace) -> int:
     """Send, wait, print one line."""
     command = parse(arguments.command, arguments.words)
     if not 0 < arguments.timeout < 1e6:
-        raise UsageError(f"--timeout {arguments.timeout}: seconds, more than 0")
+        raise UsageError(f"--timeout {arguments.timeout:g}: seconds, more than 0")
     found = chosen(arguments)
     if not runs.is_live(found):
-        raise NoAnswer(f"run {found.run_id} does not run any more; see: mpwatch show")
-    source = client.open_job(found.directory)
+        raise NoAnswer(f"run {found.run_id} has ended; see: mpwatch show {found.run_id}")
+    seen = _outcome(found, command, time.monotonic() + arguments.timeout)
+    print(to_json(msgspec.to_builtins(seen)) if arguments.json else _line(seen))
+    return EXIT_OK if seen.outcome == "applied" else EXIT_REFUSED
+
+
+def _outcome(run: Run, command: Command, deadline: float) -> CommandSeen:
+    """Hand the command in and wait; a hub that is just being replaced is waited for."""
+    job = client.LiveJob(run.directory, deadline - time.monotonic())
+    identifier = ""
     try:
-        identifier = source.send(command, "person")
-        outcome = source.outcome(identifier, arguments.timeout)
+        identifier = job.send(command)
+        return job.outcome(identifier, deadline - time.monotonic())
+    except client.JobOver:
+        return _recorded_outcome(run, identifier)
     finally:
-        source.close()
-    return 0
+        job.close()
+
+
+def _recorded_outcome(run: Run, identifier: str) -> CommandSeen:
+    """The job ended while we waited, perhaps because of this command."""
+    try:
+        record = client.open_job(run.directory)
+    except RecordUnreadable as error:
+        raise NoAnswer(f"the job ended before it answered ({error})") from None
+    try:
+        return record.outcome(identifier, 0.0)
+    finally:
+        record.close()
+
+
+def _line(seen: CommandSeen) -> str:
+    words = [clean_text(seen.command, 60), clean_text(seen.outcome or "pending", 20)]
+    if seen.step is not None:
+        words.append(f"at step {seen.step}")
+    return " ".join(words) + (f": {clean_text(seen.reason, 300)}" if seen.reason else "")

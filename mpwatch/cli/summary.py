@@ -87,13 +87,14 @@ def _training(view: RunView) -> Lines:
 
 
 def _phases(view: RunView) -> Lines:
-    names = [name for name in PHASES if name in view.phase_s or name in view.memory_bytes]
+    seen = view.phase_s.keys() | view.memory_bytes.keys()
+    names: list[str] = [name for name in PHASES if name in seen]
     if not names:
         return
     rows = [["phase", "median", "total", "memory at start", "peak", "end"]]
     for name in names:
         seconds, held = view.phase_s.get(name), view.memory_bytes.get(name)
-        row = [name]
+        row: list[str] = [name]
         row += (
             ["-", "-"] if seconds is None else [duration(seconds.median), duration(seconds.total)]
         )
