@@ -69,14 +69,18 @@ class JobSource(Protocol):
 
 
 def open_job(run_directory: Path, timeout_s: float = FIRST_ANSWER_S) -> JobSource:
-    """The live job where its hub is there and answers within `timeout_s`, else its record.
+    """The live job where its hub answers within `timeout_s`, else its record.
+
+    A hub that is only just starting, or being replaced, is waited for as long.
 
     Raises:
         NoAnswer: the hub does not answer and there is no record.
         RecordUnreadable: no hub, and the record is missing or unreadable.
     """
-    there = hub_is_there(rendezvous.runtime_directory(run_directory))
-    if there:
+    running = hub_is_there(rendezvous.runtime_directory(run_directory)) or not job_is_over(
+        run_directory
+    )
+    if running:
         live = LiveJob(run_directory, timeout_s)
         try:
             live.view()
@@ -88,6 +92,6 @@ def open_job(run_directory: Path, timeout_s: float = FIRST_ANSWER_S) -> JobSourc
     try:
         return ReplayedJob(run_directory / rendezvous.RECORD_FILE)
     except RecordUnreadable:
-        if there:
+        if running:
             raise NoAnswer(f"the hub of {run_directory.name} does not answer; try again") from None
         raise

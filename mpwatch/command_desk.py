@@ -12,11 +12,11 @@ from mpwatch import commands, wire
 from mpwatch.commands import CommandRequest
 from mpwatch.events import CommandRefused, CommandRequested
 from mpwatch.fold_state import CommandState, FoldState
+from mpwatch.ingest import MAX_ID
 from mpwatch.queries import Send, SendReply
 from mpwatch.vocabulary import clean_text
 
 MAX_PENDING: Final = 100
-MAX_ID: Final = 100
 JOB_ENDED: Final = "the job ended before the command took effect"
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -170,16 +170,17 @@ class Fold:
         state.recent.append(RecentStep(duration, event.samples, event.script_window))
         if len(state.recent) > RECENT_STEPS:
             del state.recent[0]
+        phases = state.phases
         for name, seconds in event.phase_s.items():
-            if is_duration(seconds):
-                histogram = _entry(state.phases, name, LogHistogram)
-                if histogram is not None:
-                    histogram.add(seconds)
+            histogram = phases.get(name) or _entry(phases, name, LogHistogram)
+            if histogram is not None and 0.0 <= seconds < math.inf:
+                histogram.add(seconds)
         if event.memory:
             self._memory(event.memory)
 
     def _memory(self, memory: dict[str, events.PhaseMemory]) -> None:
         for name, last in memory.items():
+            last = msgspec.structs.replace(last, kind=clean_text(last.kind, 50))
             peak = max(last.start_bytes, last.end_bytes, last.peak_bytes or 0)
             entry = _entry(self.state.memory, name, lambda: MemoryState(last, 0))  # noqa: B023
             if entry is not None:
@@ -307,7 +308,7 @@ class Fold:
 
 def is_duration(value: float | None) -> bool:
     """Whether `value` can be added to a sum of seconds."""
-    return value is not None and math.isfinite(value) and value >= 0.0
+    return value is not None and 0.0 <= value < math.inf
 
 
 def _append(entries: list[T], entry: T, limit: int) -> None:

@@ -5,7 +5,7 @@ can be tested without a loop; `mpwatch.hub_process` feeds it. Nothing that a pee
 what cannot be used is counted by category and shown in the view as `rejected`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -55,8 +55,14 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Hub:
     """One run's hub. Hands out what is committed, so that its successor agrees with it."""
 
-    def __init__(self, run: str, record: Record) -> None:
-        """Serve `run` from `record`, which may hold the beginning of it already."""
+    def __init__(
+        self, run: str, record: Record, trouble: Callable[[Exception], None] = lambda _: None
+    ) -> None:
+        """Serve `run` from `record`, which may hold the beginning of it already.
+
+        `trouble` is told of exceptions that no message should cause, after they were counted.
+        """
+        self.trouble = trouble
         self.run = run
         self.record = record
         self.desk = CommandDesk(record.fold.state)
@@ -132,6 +138,10 @@ class Hub:
                 rank = self._ingest(data, now)
             except CodecError as error:
                 self.record.fold.reject(error.category)
+            except Exception as error:
+                # The rest of the batch is as good as before.
+                self.record.fold.reject("failed")
+                self.trouble(error)
         if rank is None or self.job_is_over():
             return []
         return self._to_agent(self.desk.reached(identity, rank))
@@ -183,6 +193,7 @@ class Hub:
                 reply = answer(query, self.record)
         except Exception as error:
             self.record.fold.reject("failed")
+            self.trouble(error)
             reply = ErrorReply(id=query.id, reason=clean_text(f"{type(error).__name__}: {error}"))
         encoded = _encoder.encode(reply)
         outgoing.append(Outgoing(False, [identity, *wire.message(wire.REPLY, encoded)]))

@@ -13,6 +13,8 @@ import sqlite3
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -29,8 +31,9 @@ from mpwatch.system import SystemSampler
 from mpwatch.vocabulary import STDERR_PREFIX
 
 POLL_S: Final = 0.2
-# Messages from agents between two looks at the watchers.
-MESSAGES_AT_ONCE: Final = 100
+# Time for messages from agents between two looks at the watchers.
+TURN_S: Final = 0.05
+MAX_TOLD: Final = 100
 SAMPLE_EVERY_S: Final = 5.0
 LOOK_FOR_LIFE_EVERY_S: Final = 0.5
 GONE_FOR_S: Final = 2.0
@@ -41,6 +44,9 @@ DRAIN_S: Final = 1.5
 # Without a record, who follows has no other place to read the last events.
 LINGER_WITHOUT_RECORD_S: Final = 0.6
 LOCK_WAIT_S: Final = 1.0
+
+
+_Handle = Callable[[bytes, list[bytes], float], list[Outgoing]]
 
 
 def say(text: str) -> None:
@@ -59,14 +65,14 @@ class HubProcess:
         self._run_file = rendezvous.read_json(directory / rendezvous.RUN_FILE) or {}
         run = str(self._run_file.get("run_id") or directory.name)
         self._record = _open_record(directory, run, recorded)
-        self.hub = Hub(run, self._record)
+        self.hub = Hub(run, self._record, self._trouble)
         self._tail = KeeperTail(directory / rendezvous.KEEPER_FILE)
         self._sampler = SystemSampler(directory)
         self._sampled_at = 0.0
         self._looked_at = 0.0
         self._alive_at = self._started_at = time.monotonic()
         self._exit_entries: list[dict[str, Any]] = []
-        self._failures: set[str] = set()
+        self._told: set[str] = set()
         self.ending = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._agents = wire.hub_socket(self._context, rendezvous.agent_endpoint(self._runtime))
@@ -96,9 +102,9 @@ class HubProcess:
             self.hub.start(os.getpid(), time.time())
             while not self.ending:
                 self._turn(POLL_S)
-                self._read_keeper()
-                self._sample()
-                self._look_for_life()
+                self._guarded(self._read_keeper)
+                self._guarded(self._sample)
+                self._guarded(self._look_for_life)
             self._drain()
         finally:
             self._close()
@@ -110,36 +116,43 @@ class HubProcess:
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         heard = False
         if self._agents in ready:
-            heard = self._receive(self._agents, self.hub.on_agent_message, MESSAGES_AT_ONCE)
+            heard = self._receive(self._agents, self.hub.on_agent_message)
         if self._watchers in ready:
-            self._receive(self._watchers, self.hub.on_watch_message, MESSAGES_AT_ONCE)
+            self._receive(self._watchers, self.hub.on_watch_message)
         self._guarded(lambda: self.hub.tick(time.time()))
         return heard
 
-    def _receive(self, socket: zmq.Socket[bytes], handle: Any, limit: int) -> bool:
+    def _receive(self, socket: zmq.Socket[bytes], handle: _Handle) -> bool:
+        """Handle what is there, for a while: the other socket waits meanwhile."""
         heard = False
-        for _ in range(limit):
+        until = time.monotonic() + TURN_S
+        while time.monotonic() < until:
             try:
                 identity, *parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             heard = True
-            self._guarded(lambda i=identity, p=parts: handle(i, p, time.time()))
+            self._guarded(partial(handle, identity, parts, time.time()))
         return heard
 
-    def _guarded(self, act: Any) -> None:
-        """Nothing that one message does may end the hub: counted, and told once per kind."""
+    def _guarded(self, act: Callable[[], Iterable[Outgoing] | None]) -> None:
+        """Nothing that one message or look does may end the hub."""
         try:
-            for outgoing in act():
+            for outgoing in act() or ():
                 self._send(outgoing)
         except Exception as error:
             self._record.fold.reject("failed")
-            kind = f"{type(error).__name__}: {traceback.extract_tb(error.__traceback__)[-1]}"
-            if kind not in self._failures and len(self._failures) < 100:
-                self._failures.add(kind)
-                say(f"a message could not be handled: {type(error).__name__}: {error}")
-                with contextlib.suppress(OSError):
-                    traceback.print_exc()
+            self._trouble(error)
+
+    def _trouble(self, error: Exception) -> None:
+        """Tell of an exception once per place it came from."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = f"{type(error).__name__} {place.filename}:{place.lineno}"
+        if kind not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(kind)
+            say(f"could not handle something: {type(error).__name__}: {error}")
+            with contextlib.suppress(OSError):
+                traceback.print_exception(error)
 
     def _send(self, outgoing: Outgoing) -> None:
         socket = self._agents if outgoing.to_agent else self._watchers
@@ -186,7 +199,7 @@ class HubProcess:
         if self.hub.job_is_over() or now - self._sampled_at < SAMPLE_EVERY_S:
             return
         self._sampled_at = now
-        roots = [pid for pid, _ in self._processes()]
+        roots = [pid for pid, started in self._processes() if rendezvous.is_alive(pid, started)]
         if roots:
             sampled = self._sampler.sample(roots, now)
             self.hub.say(sampled, time.time())

@@ -8,7 +8,21 @@ from typing import Final
 
 from mpwatch.codec import Frame
 from mpwatch.errors import CodecError
-from mpwatch.events import AgentBound, Event, StepFinished
+from mpwatch.events import (
+    AgentBound,
+    CommandApplied,
+    CommandRefused,
+    CommandRequested,
+    Event,
+    FramesMissing,
+    HubStarted,
+    JobExited,
+    JobRecovered,
+    JobStalled,
+    JobStarted,
+    StepFinished,
+    SystemSampled,
+)
 from mpwatch.fold import MAX_OPTIMIZERS
 from mpwatch.fold_state import FoldState, RankState
 
@@ -17,6 +31,22 @@ MAX_RANKS_SEEN: Final = 4096
 MAX_ATTEMPT: Final = 1_000_000
 # SQLite's integers and IEEE doubles both hold it.
 MAX_COUNT: Final = 2**53
+MAX_PID: Final = 2**31
+MAX_ID: Final = 100
+
+# What only a hub may say: no agent ends a job or hands in a command.
+_OF_THE_HUB: Final = frozenset(
+    {
+        CommandRequested,
+        FramesMissing,
+        HubStarted,
+        JobExited,
+        JobRecovered,
+        JobStalled,
+        JobStarted,
+        SystemSampled,
+    }
+)
 
 
 def check_frame(frame: Frame, run: str, state: FoldState) -> None:
@@ -45,19 +75,27 @@ def check_event(event: Event) -> None:
     Raises:
         CodecError: "malformed".
     """
-    if not isinstance(event, StepFinished):
-        return
-    counts = (
-        event.micro_batches,
-        event.script_window,
-        event.multiplier,
-        event.samples or 0,
-        event.tokens or 0,
-    )
+    kind = type(event)
+    if kind in _OF_THE_HUB:
+        raise CodecError("malformed", f"{kind.__name__} is for the hub to say")
+    if isinstance(event, AgentBound) and not 0 < event.pid < MAX_PID:
+        raise CodecError("malformed", f"process id {event.pid}")
+    if isinstance(event, CommandApplied | CommandRefused) and len(event.id) > MAX_ID:
+        raise CodecError("malformed", "command id too long")
+    if isinstance(event, StepFinished):
+        _check_step(event)
+
+
+def _check_step(event: StepFinished) -> None:
+    # Written out: this runs for every step.
     good = (
         1 <= event.step <= MAX_COUNT
         and 0 <= event.optimizer < MAX_OPTIMIZERS
-        and all(0 <= count <= MAX_COUNT for count in counts)
+        and 0 <= event.micro_batches <= MAX_COUNT
+        and 0 <= event.script_window <= MAX_COUNT
+        and 0 <= event.multiplier <= MAX_COUNT
+        and (event.samples is None or 0 <= event.samples <= MAX_COUNT)
+        and (event.tokens is None or 0 <= event.tokens <= MAX_COUNT)
     )
     if not good:
         raise CodecError("malformed", "a count of step_finished is out of range")

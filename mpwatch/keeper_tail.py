@@ -12,6 +12,7 @@ from mpwatch.events import JobExited, JobStarted
 from mpwatch.vocabulary import clean_text
 
 _MAX_LINE: Final = 1 << 20
+MAX_TIME: Final = 1e11
 
 
 class KeeperTail:
@@ -56,7 +57,8 @@ def attempt_of(entry: dict[str, Any]) -> int:
 def time_of(entry: dict[str, Any], now: float) -> float:
     """When it happened, or `now`."""
     value = entry.get("time")
-    return float(value) if isinstance(value, int | float) else now
+    good = isinstance(value, int | float) and 0 <= value < MAX_TIME
+    return float(value) if good else now  # type: ignore[arg-type]
 
 
 def job_started(entry: dict[str, Any]) -> JobStarted | None:

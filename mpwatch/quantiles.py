@@ -10,8 +10,10 @@ from typing import Final
 import msgspec
 
 _GROWTH: Final = math.log(1.01)
+_BINS_PER_E: Final = 1.0 / _GROWTH
 _SMALLEST: Final = 1e-9
 _LARGEST: Final = 1e6
+_LAST_BIN: Final = math.floor(math.log(_LARGEST) * _BINS_PER_E)
 _ZERO_BIN: Final = -10_000  # durations that a clock could not tell from nothing
 
 
@@ -24,11 +26,15 @@ class LogHistogram(msgspec.Struct):
 
     def add(self, seconds: float) -> None:
         """Count one finite duration that is not negative."""
-        if seconds < _SMALLEST:
-            index = _ZERO_BIN
+        if _SMALLEST <= seconds <= _LARGEST:
+            index = math.floor(math.log(seconds) * _BINS_PER_E)
         else:
-            index = math.floor(math.log(min(seconds, _LARGEST)) / _GROWTH)
-        self.bins[index] = self.bins.get(index, 0) + 1
+            index = _ZERO_BIN if seconds < _SMALLEST else _LAST_BIN
+        bins = self.bins
+        if index in bins:
+            bins[index] += 1
+        else:
+            bins[index] = 1
         self.count += 1
         self.total += seconds
 

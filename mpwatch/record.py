@@ -51,7 +51,7 @@ _INSERT_STEP: Final = f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * le
 _StepRow = tuple[int | float | None, ...]
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True, gc=False):
     cursor: int
     frame: bytes
     step: _StepRow | None
@@ -142,10 +142,10 @@ class Record:
         """Number an event, fold it and let it wait for the next commit; returns its cursor."""
         cursor = self.fold.state.cursor + 1
         row = _step_row(cursor, frame, event) if isinstance(event, StepFinished) else None
-        self.fold.apply(cursor, frame, event)
         self._recent.append(_Entry(cursor, encoded, row))
         self._recent_bytes += len(encoded)
         self._trim()
+        self.fold.apply(cursor, frame, event)
         return cursor
 
     def _trim(self) -> None:

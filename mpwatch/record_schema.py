@@ -16,7 +16,7 @@ NAN_LOSS: Final = 1
 NAN_GRAD_NORM: Final = 2
 
 # Spans of the roll-ups, in steps; each is a multiple of the one before.
-SPANS: Final = (1000, 30_000)
+SPANS: Final = (50, 1000, 30_000)
 
 STEP_COLUMNS: Final = (
     "cursor",

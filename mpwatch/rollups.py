@@ -11,8 +11,8 @@ from typing import Final
 from mpwatch.queries import StepPoint
 from mpwatch.record_schema import NAN_GRAD_NORM, NAN_LOSS, SPANS
 
-# Up to this many steps are grouped from single rows: about 0.15 s.
-RAW_STEPS: Final = 150_000
+# Up to this many steps are grouped from single rows: 5 us each.
+RAW_STEPS: Final = 20_000
 MAX_POINTS: Final = 10_000
 
 # For each span, the last step that its roll-ups cover.
@@ -68,32 +68,33 @@ def rolled_up_to(connection: sqlite3.Connection) -> Rolled:
 
 def roll_up(connection: sqlite3.Connection, rolled: Rolled) -> Rolled:
     """Make the roll-ups of every span whose last step has come."""
-    small, large = SPANS
-    done, done_large = rolled
-    newest = _extreme(connection, "max", 0) or 0
-    while newest >= done + small:
-        # Jump over steps that are not there: a run may begin far behind 1.
-        oldest = _extreme(connection, "min", done) or newest
-        first = (oldest - 1) // small * small + 1
-        last = first + small - 1
-        if newest < last:
-            break
-        sql = _ROLL_UP.format(source=_SINGLE)
-        connection.execute(sql, (small, first, 0, first, last))
-        done = last
-    while done >= done_large + large:
-        oldest = connection.execute(
-            "SELECT min(first_step) FROM rollups WHERE span = ? AND first_step > ?",
-            (small, done_large),
-        ).fetchone()[0]
-        first = (oldest - 1) // large * large + 1
-        last = first + large - 1
-        if done < last:
-            break
-        sql = _ROLL_UP.format(source=_ROLLED)
-        connection.execute(sql, (large, first, small, small, first, last))
-        done_large = last
-    return done, done_large
+    reached: list[int] = []
+    for level, span in enumerate(SPANS):
+        done = rolled[level]
+        newest = reached[-1] if level else _extreme(connection, "max", done) or 0
+        while newest >= done + span:
+            # Jump over steps that are not there: a run may begin far behind 1.
+            oldest = _oldest_behind(connection, level, done)
+            first = (oldest - 1) // span * span + 1
+            last = first + span - 1
+            if newest < last:
+                break
+            if level:
+                below = SPANS[level - 1]
+                values: tuple[int, ...] = (span, first, below, below, first, last)
+                connection.execute(_ROLL_UP.format(source=_ROLLED), values)
+            else:
+                connection.execute(_ROLL_UP.format(source=_SINGLE), (span, first, 0, first, last))
+            done = last
+        reached.append(done)
+    return tuple(reached)
+
+
+def _oldest_behind(connection: sqlite3.Connection, level: int, step: int) -> int:
+    if not level:
+        return _extreme(connection, "min", step) or step + 1
+    sql = "SELECT min(first_step) FROM rollups WHERE span = ? AND first_step > ?"
+    return int(connection.execute(sql, (SPANS[level - 1], step)).fetchone()[0] or step + 1)
 
 
 def _extreme(connection: sqlite3.Connection, which: str, after: int) -> int | None:

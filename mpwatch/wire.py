@@ -21,6 +21,8 @@ REPLY: Final = b"reply"
 
 # Messages, not events: a batch is a message. At 5 batches a second this is minutes of silence.
 SEND_HIGH_WATER_MARK: Final = 1000
+# Per peer of a hub. What a busy hub has not read waits in the agent, whose queue is bounded too.
+RECEIVE_HIGH_WATER_MARK: Final = 100
 
 
 def agent_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
@@ -53,6 +55,7 @@ def hub_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.So
     socket.setsockopt(zmq.LINGER, 200)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
     before = os.umask(0o077)
     try:
         socket.bind(endpoint)
