@@ -21,8 +21,9 @@ import psutil
 import zmq
 
 from mpwatch import codec, rendezvous, wire
-from mpwatch.client import LiveJob, ReplayedJob
+from mpwatch.client import LiveJob
 from mpwatch.events import AgentBound, Event, PhaseMemory, StepFinished
+from mpwatch.replayed import ReplayedJob
 
 STEPS_PER_S_BUDGET = 10_000
 BYTES_PER_STEP_BUDGET = 300

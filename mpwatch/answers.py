@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mpwatch.chunks import Numbered
+from mpwatch.numbered import Numbered
 from mpwatch.queries import (
     AnyQuery,
     AnyReply,

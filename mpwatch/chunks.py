@@ -7,11 +7,10 @@ from typing import Final
 
 from mpwatch import codec
 from mpwatch.errors import CodecError
+from mpwatch.numbered import Numbered
 
 FRAMES_PER_CHUNK: Final = 250
 MAX_CHUNK_BYTES: Final = 1 << 20
-
-Numbered = tuple[int, bytes]
 
 
 def pack(frames: Iterable[bytes]) -> bytes:

@@ -1,7 +1,7 @@
 """How watchers reach a job: one protocol, and the choice between the live job and its record.
 
 `open_job` gives the live job where its hub answers, else its record; `follow` goes from one to the
-other without a gap or a duplicate. The command line and the screens import only this.
+other without a gap or a duplicate. The third kind, for tests, is `mpwatch.scripted.ScriptedJob`.
 """
 
 from pathlib import Path
@@ -11,24 +11,14 @@ from mpwatch import rendezvous
 from mpwatch.commands import Command
 from mpwatch.errors import NoAnswer, RecordUnreadable
 from mpwatch.following import follow
+from mpwatch.live import ANSWER_S, JobOver, LiveJob, hub_is_there, job_is_over
 from mpwatch.queries import ChangesReply, StepsReply
-from mpwatch.sources import (
-    ANSWER_S,
-    JobOver,
-    LiveJob,
-    ReplayedJob,
-    ScriptedJob,
-    hub_is_there,
-    job_is_over,
-)
 from mpwatch.store import CommandSeen, RunView
 
 __all__ = [
     "JobOver",
     "JobSource",
     "LiveJob",
-    "ReplayedJob",
-    "ScriptedJob",
     "follow",
     "hub_is_there",
     "job_is_over",
@@ -89,6 +79,9 @@ def open_job(run_directory: Path, timeout_s: float = FIRST_ANSWER_S) -> JobSourc
         else:
             live.timeout_s = ANSWER_S
             return live
+    # Not needed where a hub answers, and slow to import.
+    from mpwatch.replayed import ReplayedJob
+
     try:
         return ReplayedJob(run_directory / rendezvous.RECORD_FILE)
     except RecordUnreadable:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from mpwatch import rendezvous
-from mpwatch.chunks import Numbered
 from mpwatch.codec import Frame
 from mpwatch.errors import MpwatchError, RecordUnreadable
 from mpwatch.events import Event
+from mpwatch.live import LiveJob, hub_is_there, job_is_over
+from mpwatch.numbered import Numbered, decoded
 from mpwatch.queries import ChangesReply
-from mpwatch.recorded import decoded
-from mpwatch.sources import LiveJob, ReplayedJob, hub_is_there, job_is_over
 
 LOOK_EVERY_S: Final = 0.15
 PER_REQUEST: Final = 2000
@@ -87,6 +86,9 @@ class _Following:
                     return self._live.changes(self._after, PER_REQUEST)
             except MpwatchError:
                 pass
+        # Not needed while a hub answers, and slow to import.
+        from mpwatch.replayed import ReplayedJob
+
         try:
             record = ReplayedJob(self._record)
         except RecordUnreadable:

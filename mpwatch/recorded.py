@@ -9,19 +9,17 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
-from mpwatch import codec, rollups, salvage
-from mpwatch.chunks import FRAMES_PER_CHUNK, Numbered, read_frames
-from mpwatch.codec import Frame
-from mpwatch.errors import CodecError, RecordUnreadable
-from mpwatch.events import Event
+from mpwatch import rollups, salvage
+from mpwatch.chunks import FRAMES_PER_CHUNK, read_frames
+from mpwatch.errors import RecordUnreadable
 from mpwatch.fold import Fold
+from mpwatch.numbered import Numbered, decoded
 from mpwatch.queries import StepPoint
 from mpwatch.record_schema import FORMAT
 from mpwatch.store import RunView
@@ -59,14 +57,6 @@ def _kept_fold(packed: object) -> Fold | None:
         return Fold.load(zlib.decompress(packed))  # type: ignore[arg-type]
     except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, TypeError):
         return None
-
-
-def decoded(frames: Iterable[Numbered]) -> Iterator[tuple[int, Frame, Event]]:
-    """Decode what a record gave; kinds that only a newer version knows are passed over."""
-    for cursor, data in frames:
-        with contextlib.suppress(CodecError):
-            frame = codec.decode_frame(data)
-            yield cursor, frame, codec.decode_event(frame.event)
 
 
 class Reader:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from mpwatch import rollups
-from mpwatch.chunks import FRAMES_PER_CHUNK, Numbered, unpack
+from mpwatch.chunks import FRAMES_PER_CHUNK, unpack
+from mpwatch.numbered import Numbered
 from mpwatch.record_schema import SCHEMA, STEP_COLUMNS
 
 _BLOCK: Final = 20_000
