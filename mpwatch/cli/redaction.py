@@ -56,8 +56,11 @@ _PATTERNS: Final = tuple(
 )
 _LONG = re.compile(r"(?<![A-Za-z0-9_/.-])[A-Za-z0-9+_-]{32,}={0,2}(?![A-Za-z0-9_/.-])")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
-# `name=value` up to the next parameter; `name: value` (headers, JSON) to the end of the word.
-_ASSIGNMENT = re.compile(r"""([A-Za-z_+~][\w.+~-]*)(["']?(?:=|:\s*))((?<==)[^&\s]+|(?<!=).+)""")
+# `name=value` up to the next parameter; `name: value` (headers, JSON) up to the next member.
+_ASSIGNMENTS: Final = (
+    re.compile(r"""([A-Za-z_+~][\w.+~-]*)(["']?=)([^&\s]+)"""),
+    re.compile(r"""([A-Za-z_][\w.-]*)(["']?:\s*)(?!//)([^,}]+)"""),
+)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -100,9 +103,13 @@ def _redact_word(word: str) -> str:
     name, equals, value = word.partition("=")
     if equals and value and is_secret_name(name) and "?" not in name:
         return f"{name}={HIDDEN}"
-    return _ASSIGNMENT.sub(
-        lambda found: found[1] + found[2] + HIDDEN if is_secret_name(found[1]) else found[0], word
-    )
+    for pattern in _ASSIGNMENTS:
+        word = pattern.sub(_hide_value, word)
+    return word
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    return found[1] + found[2] + HIDDEN if is_secret_name(found[1]) else found[0]
 
 
 def _looks_random(word: str) -> bool:
