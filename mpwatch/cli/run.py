@@ -62,7 +62,7 @@ def own_words(words: Sequence[str]) -> tuple[list[str], Target | None]:
         if word == "-" or not word.startswith("-"):
             return own, Target("script", [word, *rest])
         name, equals, _ = word.partition("=")
-        if name not in _VALUE_OPTIONS and word not in _SWITCHES:
+        if name not in _VALUE_OPTIONS and name not in _SWITCHES:
             raise UsageError(f"no option {clean_text(name)}; see: mpwatch run --help")
         own.append(word)
         if name in _VALUE_OPTIONS and not equals and rest:

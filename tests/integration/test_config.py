@@ -1,0 +1,110 @@
+"""Every option from every origin; a file that cannot be used is said, never ignored."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli_runs import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    place.script("print('ran')")
+    yield place
+    place.none_left()
+
+
+def settings(place: Place, *words: str, **environment: str) -> dict[str, Any]:
+    done = place.mpwatch("config", "--json", *words, environment=environment)
+    assert done.stderr == b""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_flag_wins_over_environment_over_file_over_default(place: Place) -> None:
+    (place.directory / "mpwatch.toml").write_text("max_steps = 1\nmemory-every = 5\ngrace = 2.5\n")
+    found = settings(place, "--max-steps", "3", MPWATCH_MAX_STEPS="2", MPWATCH_MEMORY_EVERY="4")
+    assert found["max_steps"] == {"value": 3, "origin": "flag --max-steps"}
+    assert found["memory_every"] == {"value": 4, "origin": "environment MPWATCH_MEMORY_EVERY"}
+    assert found["grace"] == {"value": 2.5, "origin": "mpwatch.toml"}
+    assert found["headless"] == {"value": False, "origin": "default"}
+
+
+def test_a_projects_file_is_read_where_there_is_no_own_one(place: Place) -> None:
+    project = place.directory / "pyproject.toml"
+    project.write_text("[project]\nname = 'x'\n[tool.mpwatch]\nname = 'base'\ninject = []\n")
+    assert settings(place)["name"] == {
+        "value": "base",
+        "origin": "pyproject.toml [tool.mpwatch]",
+    }
+    (place.directory / "mpwatch.toml").write_text("max_steps = 1\n")
+    assert settings(place)["name"]["origin"] == "default"
+
+
+def test_a_projects_file_that_is_not_about_us_is_left_alone(place: Place) -> None:
+    (place.directory / "pyproject.toml").write_text("broken = = toml")
+    assert settings(place)["name"]["origin"] == "default"
+
+
+def test_faults_from_flag_environment_and_file(place: Place) -> None:
+    two = ["overflow@step=2,micro=1", "slow@step=1..3"]
+    by_flag = settings(place, "--inject", two[0], "--inject", two[1])
+    assert by_flag["inject"]["value"] == two
+    assert settings(place, MPWATCH_INJECT=";".join(two))["inject"]["value"] == two
+    (place.directory / "mpwatch.toml").write_text(f"inject = {two}\n")
+    assert settings(place)["inject"]["value"] == two
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_step = 1", "unknown key 'max_step'"),
+        ("max_steps = 'x'", "max_steps: 'x' is not a whole number"),
+        ("max_steps = 1.5", "max_steps: 1.5 is not a whole number"),
+        ("max_steps = true", "max_steps: True is not a whole number"),
+        ("headless = 3", "headless: 3 is neither true nor false"),
+        ("inject = ['nonsense']", "no fault 'nonsense'"),
+        ("inject = 3", "no list of faults"),
+        ("name = ''", "no text"),
+        ("= broken", "is not TOML"),
+        ("plan = 3", "plan is no table"),
+        ("[plan]\nnonsense = 1", "[plan] has an unknown key 'nonsense'"),
+    ],
+)
+def test_a_bad_file_is_one_line(place: Place, text: str, said: str) -> None:
+    (place.directory / "bad.toml").write_text(text + "\n")
+    for words in (["config"], ["run", "--headless"]):
+        done = place.mpwatch(*words, "--config", "bad.toml", *(["script.py"][: len(words) - 1]))
+        assert done.returncode == 2
+        assert done.stderr.startswith(
+            b"mpwatch: bad.toml" if "no fault" not in said else b"mpwatch"
+        )
+        assert done.stderr.count(b"\n") == 1
+        assert said in done.stderr.decode()
+        assert b"ran" not in done.stdout
+
+
+def test_a_plans_requests_are_named_as_not_applied(place: Place) -> None:
+    (place.directory / "plan.toml").write_text(
+        "[plan]\nprecision = 'O1:fp16'\nmicro_batch = 8\naccumulation_steps = 4\nfits = true\n"
+    )
+    done = place.mpwatch("run", "--headless", "--config", "plan.toml", "script.py")
+    assert (done.returncode, done.stdout) == (0, b"ran\n")
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 3
+    for line, (name, value) in zip(
+        lines,
+        [("precision", "O1:fp16"), ("micro_batch", "8"), ("accumulation_steps", "4")],
+        strict=True,
+    ):
+        assert line.startswith(f"mpwatch: plan: {name} = {value} is not applied")
+
+
+def test_the_table_is_for_people(place: Place) -> None:
+    done = place.mpwatch("config", "--name", "base")
+    assert b"name             base   flag --name\n" in done.stdout
+    assert b"max_steps        -      default\n" in done.stdout
