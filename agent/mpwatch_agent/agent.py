@@ -83,6 +83,8 @@ class Agent:
         self._rank = _rank()
         self._outbox: Outbox | None = None
         self._drafts: deque[StepDraft] = deque()
+        # What happened before this process was bound.
+        self._early: list[Event] = []
         self._counters: int | None = None
         self._said_loop = False
         self.gate = Gate()
@@ -160,13 +162,16 @@ class Agent:
     # --- moments of the loop ----------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Any) -> None:
-        self._bind()
+        if not self._bound:
+            self._bind()
         self.loop.tracks.of(optimizer)
         self.roots.optimizer_made(optimizer)
 
     def backward_begins(self, tensors: Any) -> None:
-        self._bind()
-        self.roots.outermost_left()
+        if not self._bound:
+            self._bind()
+        if self.roots.searching:
+            self.roots.outermost_left()
         if self._faults is not None:
             if not self.loop.windows.roots_seen:
                 self._faults.window_forward()
@@ -217,7 +222,8 @@ class Agent:
         self.sampling.clip_ends(self.loop, norm, norm_type)
 
     def step_begins(self, optimizer: Any) -> None:
-        self._bind()
+        if not self._bound:
+            self._bind()
         self.roots.outermost_left()
         self._before_update(optimizer)
         self.loop.step_begins(optimizer)
@@ -293,6 +299,8 @@ class Agent:
     def _tell(self, event: Event) -> None:
         if self._outbox is not None:
             self._outbox.put(event)
+        elif not self._bound:
+            self._early.append(event)
 
     def _tell_at_once(self, event: Event) -> None:
         self._tell(event)
@@ -313,8 +321,6 @@ class Agent:
 
     def _bind(self) -> None:
         """This process trains: take its rank, or go silent if another process has it."""
-        if self._bound:
-            return
         self._bound = True
         if self._spec is None:
             return
@@ -336,7 +342,10 @@ class Agent:
         atexit.register(self._exit)
         if self.sampling.memory_every:
             self.sampling.sample_memory(self.loop)
-        self._tell_at_once(self._describe_process(process))
+        self._tell(self._describe_process(process))
+        for event in self._early:
+            self._tell(event)
+        self.flush()
 
     def _describe_process(self, process: int) -> AgentBound:
         return AgentBound(

@@ -11,9 +11,6 @@ import torch
 
 RING_SLOTS = 4096
 
-_is_wrapped = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False
-)
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
 
@@ -72,9 +69,7 @@ class Reader:
         Subclasses (DTensor and others) are left alone: reading one may communicate. So are
         functorch's wrapped tensors and anything below a dispatch mode of the script.
         """
-        if type(tensor) is not torch.Tensor or tensor.numel() != 1:
-            return None
-        if _dispatch_modes() or _is_wrapped(tensor) or tensor.is_complex():
+        if type(tensor) is not torch.Tensor or _dispatch_modes():
             return None
         if _function_modes():
             with torch._C.DisableTorchFunction():
@@ -82,14 +77,24 @@ class Reader:
         return self._read(tensor)
 
     def _read(self, tensor: torch.Tensor) -> Reading:
-        if tensor.device.type == "cpu":
-            return float(tensor.item())
-        if tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            if self._ring is None:
-                self._ring = PinnedRing()
-            with torch.no_grad():
-                return self._ring.put(tensor)
+        if tensor.is_cpu:
+            try:
+                value = tensor.item()
+            except RuntimeError:
+                # More than one element, or wrapped by a transform of functorch.
+                return None
+            return float(value) if isinstance(value, float | int) else None
+        if tensor.is_cuda and tensor.numel() == 1 and not tensor.is_complex():
+            return self._put(tensor)
         return None
+
+    def _put(self, tensor: torch.Tensor) -> Reading:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if self._ring is None:
+            self._ring = PinnedRing()
+        with torch.no_grad():
+            return self._ring.put(tensor)
 
     def mark(self) -> Any:
         """None when every reading so far is there already, else an event to `query`."""

@@ -79,7 +79,7 @@ class Loop:
             return False
         if self._pending and self._updates_come:
             return False
-        return not windows.stepping() and self._round_is_over()
+        return not windows.stepping and self._round_is_over()
 
     def _round_is_over(self) -> bool:
         if self.tracks.leader is None or len(self.tracks.live) <= 1:
@@ -113,28 +113,29 @@ class Loop:
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward starts."""
-        seen = self.windows.roots_seen
-        # Without a root, what came after the data (or the last step) was the forward.
-        self.phases.settle_data("data")
-        self.phases.enter("backward", _clock(), gap_is=None if seen else "forward")
-        micro = self.windows.backward_begins()
-        if not seen and micro.samples is None:
-            micro.samples, micro.tokens = sizes_of(self._batch)
-            self._batch = None
-        leader = self.tracks.leader
-        alone = leader is not None and leader.usual_window == 1
-        self._losses.passed(tensors, micro, look_for_divisor=not alone and self._first_micro())
+        windows, phases = self.windows, self.phases
+        if windows.roots_seen:
+            phases.enter("backward", _clock())
+            micro = windows.backward_begins()
+        else:
+            # Without a root, what came after the data (or the last step) was the forward.
+            phases.settle_data("data")
+            phases.enter("backward", _clock(), gap_is="forward")
+            micro = windows.backward_begins()
+            if micro.samples is None:
+                micro.samples, micro.tokens = sizes_of(self._batch)
+                self._batch = None
         if self.device is None:
             first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
             self.device = getattr(first, "device", None)
-
-    def _first_micro(self) -> bool:
-        return not any(track.window for track in self.tracks.live)
+        leader = self.tracks.leader
+        first_of_several = not windows.unstepped and (leader is None or leader.usual_window != 1)
+        self._losses.passed(tensors, micro, look_for_divisor=first_of_several)
 
     def backward_ends(self, completed: bool) -> None:
         """The outermost backward returned, or raised."""
         self.windows.backward_ends(completed)
-        self.phases.enter("optimizer" if self.windows.stepping() else "other", _clock())
+        self.phases.enter("optimizer" if self.windows.stepping else "other", _clock())
         self._drew = False
 
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
@@ -217,6 +218,7 @@ class Loop:
         """An optimizer's `step` was entered; of nested ones the outermost counts."""
         track = self.tracks.of(optimizer)
         track.depth += 1
+        self.windows.stepping += 1
         if track.depth == 1 and self.windows.in_backward and self.windows.micro is not None:
             track.add(self.windows.micro)
 
@@ -224,6 +226,7 @@ class Loop:
         """An optimizer's `step` returned: applied, unless a fused kernel found an overflow."""
         track = self.tracks.of(optimizer)
         track.depth = max(0, track.depth - 1)
+        self.windows.stepping = max(0, self.windows.stepping - 1)
         if track.depth or not completed:
             return
         draft = self._conclude(track, optimizer)

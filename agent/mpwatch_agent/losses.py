@@ -30,14 +30,19 @@ class PassedLosses:
 
     def passed(self, tensors: Any, micro: MicroBatch, look_for_divisor: bool) -> None:
         """Read the roots given to a backward into `micro`, as they were before scaling."""
-        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
-        unscaled, self._unscaled = self._unscaled, {}
-        for root in roots:
-            loss: Any = unscaled.get(id(root), root)
+        unscaled = self._unscaled
+        if isinstance(tensors, torch.Tensor) and not micro.losses:
+            loss: Any = unscaled.get(id(tensors), tensors)
+            unscaled.clear()
             reading = self._reader.read(loss)
-            if look_for_divisor and reading is not None and not micro.losses:
-                micro.divisor = divisor_of(loss)
             micro.losses.append(reading)
+            if look_for_divisor and reading is not None:
+                micro.divisor = divisor_of(loss)
+            return
+        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        for root in roots:
+            micro.losses.append(self._reader.read(unscaled.get(id(root), root)))
+        unscaled.clear()
 
 
 def divisor_of(loss: torch.Tensor) -> float | None:

@@ -28,12 +28,13 @@ class PhaseClock:
     def enter(self, phase: str, now: float, gap_is: str | None = None) -> None:
         """Leave the current phase for `phase`; `gap_is` names a gap that ends here."""
         left = self.phase
-        name = gap_is or "other" if left == "other" else left
         elapsed = now - self._since
-        if name == "data" and left == "data":
+        if left == "data":
             self._pending_data += elapsed
         else:
-            self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
+            name = gap_is or left if left == "other" else left
+            seconds = self._seconds
+            seconds[name] = seconds.get(name, 0.0) + elapsed
         if self.edges is not None:
             self.edges.edge(left, phase)
         self.phase = phase
@@ -41,7 +42,8 @@ class PhaseClock:
 
     def forward(self, now: float, *, training: bool, gap_is: str | None = None) -> None:
         """A root's forward begins: what the loader gave was for it."""
-        self.settle_data("data" if training else "evaluation")
+        if self._pending_data:
+            self.settle_data("data" if training else "evaluation")
         self.enter("forward" if training else "evaluation", now, gap_is)
 
     def settle_data(self, phase: str) -> None:

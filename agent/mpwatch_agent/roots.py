@@ -65,6 +65,11 @@ class Roots:
         self.compiles = False
         self.notes: list[str] = []
 
+    @property
+    def searching(self) -> bool:
+        """Whether every module's forward is looked at."""
+        return self._search is not None
+
     def names(self) -> tuple[str, ...]:
         """Class names of the roots found."""
         return tuple(type(m).__name__ for m in (ref() for ref in self._roots) if m is not None)

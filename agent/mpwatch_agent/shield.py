@@ -15,6 +15,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _clock = time.perf_counter
 # What a callback of Dynamo's would do to our frames is prevented while our part runs.
 _set_eval_frame: Callable[[Any], Any] = getattr(eval_frame, "set_eval_frame", lambda callback: None)
+_callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
 
 
 class Gate:
@@ -48,7 +49,9 @@ class Shield:
             nonlocal alive
             if not alive:
                 return None
-            callback = _set_eval_frame(None)
+            callback = _callback()
+            if callback is not None:
+                _set_eval_frame(None)
             start = _clock()
             try:
                 return function(*args)
@@ -61,7 +64,8 @@ class Shield:
                 return None
             finally:
                 gate.own_s += _clock() - start
-                _set_eval_frame(callback)
+                if callback is not None:
+                    _set_eval_frame(callback)
 
         return invisible_to_dynamo(mpwatch_guarded)
 

@@ -27,6 +27,10 @@ class Windows:
         # Backwards since the last step of any optimizer: above 0 is inside a window.
         self.unstepped = 0
         self.roots_seen = False
+        # Optimizer steps that are running: a closure's backward runs inside one.
+        self.stepping = 0
+        # `zero_grad` is how this script clears: no need to look for gradients set to None.
+        self.clears_by_hook = False
         self._discarded = discarded
         self._before: Before = []
 
@@ -55,9 +59,10 @@ class Windows:
         if micro is None or (micro.backwards and not self.roots_seen):
             micro = self.micro = MicroBatch()
         tracks = self.tracks.live
-        for track in tracks:
-            if track.window and track.is_cleared():
-                self.discard(track)
+        if not self.clears_by_hook:
+            for track in tracks:
+                if track.window and track.is_cleared():
+                    self.discard(track)
         if len(tracks) > 1:
             self._before = [(track, track.probe()) for track in tracks]
         return micro
@@ -65,8 +70,9 @@ class Windows:
     def backward_ends(self, completed: bool) -> None:
         """The outermost backward returned, or raised: then nothing is counted."""
         self.in_backward = False
-        micro, before, self._before = self.micro, self._before, []
+        micro = self.micro
         if micro is None or not completed:
+            self._before = []
             return
         micro.backwards += 1
         if micro.consumed:
@@ -74,10 +80,11 @@ class Windows:
             self.micro = None
             return
         self.unstepped += 1
-        if before:
-            for track, probes in before:
+        if self._before:
+            for track, probes in self._before:
                 if _changed(probes, track.probe()):
                     track.add(micro)
+            self._before = []
         else:
             for track in self.tracks.live:
                 track.add(micro)
@@ -107,6 +114,7 @@ class Windows:
 
     def optimizer_cleared(self, optimizer: Any) -> None:
         """`zero_grad` of an optimizer returned."""
+        self.clears_by_hook = True
         track = self.tracks.of(optimizer)
         if track.window and not track.depth:
             self.discard(track)
@@ -117,6 +125,7 @@ class Windows:
 
     def module_cleared(self, before: Before) -> None:
         """`zero_grad` of a module returned; `before` is what `probes` was at its beginning."""
+        self.clears_by_hook = True
         for track, probes in before:
             pairs = zip(track.probe(), probes, strict=True)
             changed = [now != then for now, then in pairs if then is not None]
@@ -131,10 +140,6 @@ class Windows:
             self.micro = None
         if lost:
             self._discarded(track, lost)
-
-    def stepping(self) -> bool:
-        """Whether some optimizer's step is running (a closure's backward runs inside it)."""
-        return any(track.depth for track in self.tracks.live)
 
 
 def _changed(before: list[Probe], after: list[Probe]) -> bool:
