@@ -51,6 +51,9 @@ PASSED_ON = frozenset(
 WATCHED = PASSED_ON | {signal.SIGCHLD}
 # The kernel sends these to the terminal's whole foreground group, the script included.
 FROM_TERMINAL = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
+ASKING_TO_END = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+# A script that ends this long after such a signal ended for another reason.
+OBEYED_WITHIN_S = 60.0
 
 
 class Keeper:
@@ -72,7 +75,8 @@ class Keeper:
         self._pid = 0
         # Signals to send later: (when, which).
         self._due: list[tuple[float, signal.Signals]] = []
-        self._passed: str | None = None
+        # The last signal that asks to end, and when it came.
+        self._asked: tuple[str, float] | None = None
         self._stop_asked = False
 
     def run(self) -> int:
@@ -165,6 +169,8 @@ class Keeper:
         A positive code means the kernel: the terminal signalled the whole foreground group. Only
         the hang-up of a session's leader comes to that one process.
         """
+        if number in ASKING_TO_END:
+            self._asked = (number.name, time.monotonic())
         leads = number is signal.SIGHUP and os.getsid(0) == os.getpid()
         if code > 0 and number in FROM_TERMINAL and not leads:
             return
@@ -174,8 +180,6 @@ class Keeper:
             self._send(number)
 
     def _send(self, number: signal.Signals) -> None:
-        if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            self._passed = number.name
         with contextlib.suppress(OSError):
             os.kill(self._pid, number)
 
@@ -186,7 +190,9 @@ class Keeper:
         after = oom_kills() if name == "SIGKILL" else None
         if before and after and before[0] == after[0] and after[1] > before[1]:
             return {"cause": "oom_kill", "by": after[0]}
-        return {} if self._passed is None else {"cause": "signalled", "by": self._passed}
+        if self._asked is not None and time.monotonic() - self._asked[1] < OBEYED_WITHIN_S:
+            return {"cause": "signalled", "by": self._asked[0]}
+        return {}
 
 
 def main(arguments: list[str]) -> int:

@@ -15,6 +15,8 @@ _BY_CODE: Final = {
     128 + number: number.name
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 }
+# What an uncaught end looks like when it was asked for; torchrun raises the last.
+_ENDS_OF_SIGNALS: Final = (None, "KeyboardInterrupt", "SystemExit", "SignalException")
 
 
 class Evidence(NamedTuple):
@@ -88,7 +90,7 @@ def ended_state(attempt: Attempt, evidence: Evidence) -> State:
     if died_of == "SIGTERM" and evidence.stopping and attempt.cause is None:
         # The script swallowed the agent's SystemExit until that sent SIGTERM.
         return "stopped" if evidence.stopping == "stop_at_boundary" else "finished"
-    asked = died_of or (attempt.by if attempt.cause == "signalled" else None)
+    asked = died_of or (attempt.by if _obeyed(attempt, evidence) else None)
     if asked == "SIGINT":
         return "stopped"
     if asked in ("SIGTERM", "SIGHUP"):
@@ -122,11 +124,16 @@ def cause_of(attempt: Attempt, evidence: Evidence, last: bool) -> str | None:
         return evidence.stopping
     if attempt.signal is not None:
         return f"died of {attempt.signal}"
-    if attempt.cause == "signalled":
+    if _obeyed(attempt, evidence):
         return f"exit code {attempt.exit_code} after {attempt.by}"
     if last and evidence.error_type and attempt.exit_code:
         return f"{evidence.error_type}: {evidence.error}" if evidence.error else evidence.error_type
     return f"exit code {attempt.exit_code}" if attempt.exit_code else None
+
+
+def _obeyed(attempt: Attempt, evidence: Evidence) -> bool:
+    """Whether a signal made the script end with a code of its own, rather than an error."""
+    return attempt.cause == "signalled" and evidence.error_type in _ENDS_OF_SIGNALS
 
 
 def _out_of_memory(evidence: Evidence) -> bool:

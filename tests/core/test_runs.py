@@ -48,6 +48,11 @@ BOUND = Evidence(bound=True, steps=10)
         ({"exit_code": 1, "cause": "signalled", "by": "SIGTERM"}, BOUND, "preempted"),
         ({"exit_code": 0, "cause": "signalled", "by": "SIGTERM"}, BOUND, "finished"),
         ({"exit_code": 1, "cause": "signalled", "by": "SIGINT"}, BOUND, "stopped"),
+        (
+            {"exit_code": 1, "cause": "signalled", "by": "SIGINT"},
+            BOUND._replace(error_type="ValueError", error="while cleaning up"),
+            "crashed",
+        ),
         ({"exit_code": 137, "signal": "SIGKILL"}, BOUND, "killed"),
         ({"exit_code": 137, "signal": "SIGKILL", "cause": "oom_kill"}, BOUND, "oom"),
         ({"exit_code": 139, "signal": "SIGSEGV"}, BOUND, "crashed"),

@@ -27,9 +27,10 @@ while True:
     wait(0.02)
 """
 
-DOCUMENTED = """run_id name state exit_code attempts steps applied skipped superseded script_window multiplier
-accumulation_steps loss_scale loss grad_norm samples_per_s phase_s memory_bytes overflows diagnoses
-commands decisions checkpoints leak dropped_events agent_us_per_step locate_us"""
+DOCUMENTED = """\
+run_id name state exit_code attempts steps applied skipped superseded script_window
+multiplier accumulation_steps loss_scale loss grad_norm samples_per_s phase_s memory_bytes overflows
+diagnoses commands decisions checkpoints leak dropped_events agent_us_per_step locate_us"""
 
 
 class Job:
