@@ -85,7 +85,7 @@ def view_of(state: FoldState) -> RunView:
 def _script_window(recent: list[RecentStep]) -> int | None:
     """What most recent steps have; of two equally common ones the newer."""
     counted = Counter(step.script_window for step in reversed(recent))
-    return counted.most_common(1)[0][0] if counted else None
+    return max(counted, key=counted.__getitem__, default=None)
 
 
 def _samples_per_s(recent: list[RecentStep]) -> float | None:

@@ -179,6 +179,7 @@ class Record:
             return True
         if self.error is not None and 0 <= self._retry_at - now <= RETRY_S:
             return False
+        self.fold.state.record_error = None
         try:
             self._write([entry for entry in self._recent if entry.cursor > self.committed])
         except sqlite3.Error as error:
@@ -187,7 +188,7 @@ class Record:
         self.committed_at = now
         if self.error is not None:
             print(f"{STDERR_PREFIX}the record is written again", file=sys.stderr, flush=True)
-            self.error = self.fold.state.record_error = None
+            self.error = None
         return True
 
     def _write(self, entries: list[_Entry]) -> None:

@@ -70,6 +70,7 @@ class Reader:
         """
         self.path = path
         self.damage: str | None = None
+        self._newest = 0
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._connection: sqlite3.Connection | None = None
         self._salvaged_steps: sqlite3.Connection | None = None
@@ -154,7 +155,7 @@ class Reader:
         if self.damage is not None:
             return
         self.meta = {}
-        readable = salvage.prepare(self.connection)
+        readable, self._newest = salvage.prepare(self.connection)
         if not readable:
             raise RecordUnreadable(f"{self.path} is damaged and nothing in it can be read")
         with contextlib.suppress(sqlite3.Error):
@@ -186,7 +187,7 @@ class Reader:
                 " (SELECT max(first_cursor) FROM chunks)"
             ).fetchone()
             return int(row[0] or 0)
-        return salvage.newest(self.connection)
+        return self._newest
 
     def fold(self) -> Fold:
         """The fold after the newest event, from what can be read."""

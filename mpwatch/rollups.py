@@ -127,19 +127,22 @@ def read_points(
     if oldest is None or newest is None:
         return [], 1
     first, last = oldest, newest if last is None else min(last, newest)
-    count = max(0, last - first + 1)
-    width = max(1, math.ceil(count / max(1, min(points, MAX_POINTS))))
-    span, middle, end = SPANS[0], last + 1, last + 1
-    if count > RAW_STEPS:
-        width = max(width, SPANS[0])
-        span = max(span for span in SPANS if span <= width)
-        middle = -(-(first - 1) // span) * span + 1  # the first roll-up that lies within
+    points = max(1, min(points, MAX_POINTS))
+    width = max(1, math.ceil((last - first + 1) / points))
+    # Single steps `first`..`middle` and from `end` on, roll-ups in between.
+    span, origin, middle, end = SPANS[0], first, last + 1, last + 1
+    if last - first >= RAW_STEPS:
+        span = max((span for span in SPANS if span <= width), default=SPANS[0])
+        # Points begin where roll-ups do, so that no roll-up lies in two of them.
+        origin = (first - 1) // span * span + 1
+        width = math.ceil((last - origin + 1) / points / span) * span
+        middle = origin if origin == first else origin + span
         end = min(last, rolled_up_to(connection)[SPANS.index(span)]) // span * span + 1
         end = max(end, middle)
     rows = connection.execute(
         f"SELECT {_POINT} FROM (SELECT {_SUMS} FROM ({_SINGLE} UNION ALL {_ROLLED}"
         f" UNION ALL {_SINGLE}) GROUP BY (first_step - ?) / ?) ORDER BY first_step",
-        (span, first, middle - 1, span, middle, end - 1, end, last, first, width),
+        (span, first, middle - 1, span, middle, end - 1, end, last, origin, width),
     )
     return [_point(row) for row in rows], width
 

@@ -4,6 +4,7 @@ Functions over a read-only connection, used by `mpwatch.recorded` once damage wa
 that fails is halved until it is small, then left out.
 """
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,9 +15,9 @@ from mpwatch.numbered import Numbered
 from mpwatch.record_schema import SCHEMA, STEP_COLUMNS
 
 _BLOCK: Final = 20_000
-_SMALLEST: Final = 50
-# So many blocks without anything to read (a million events): the end was passed.
-_EMPTY_BLOCKS: Final = 50
+_SMALLEST: Final = 125
+# What an event takes at the least, in chunk and table.
+_LEAST_BYTES: Final = 8
 # More events than this in one record are not looked for: ten years at three a second.
 _MOST_EVENTS: Final = 1 << 30
 
@@ -29,18 +30,13 @@ def is_damage(error: sqlite3.Error) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 
 
-def prepare(connection: sqlite3.Connection) -> int:
-    """Let SQLite read a damaged file; how many events it seems to hold."""
+def prepare(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Let SQLite read a damaged file; how many events it seems to hold, and the newest cursor."""
     # Without this a file that was cut gives nothing at all.
     connection.execute("PRAGMA writable_schema=ON")
     sql = "SELECT first_cursor, last_cursor FROM chunks WHERE first_cursor BETWEEN ? AND ?"
-    return sum(last - first + 1 for first, last in _rows(connection, sql, 0))
-
-
-def newest(connection: sqlite3.Connection) -> int:
-    """The newest cursor of the chunks that can be found."""
-    sql = "SELECT last_cursor FROM chunks WHERE first_cursor BETWEEN ? AND ?"
-    return max((row[0] for row in _rows(connection, sql, 0)), default=0)
+    found = list(_rows(connection, sql, 0))
+    return sum(last - first + 1 for first, last in found), max((c[1] for c in found), default=0)
 
 
 def frames(connection: sqlite3.Connection, after: int) -> Iterator[Numbered]:
@@ -69,19 +65,25 @@ def steps(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _rows(connection: sqlite3.Connection, sql: str, low: int) -> Iterator[tuple[Any, ...]]:
-    """Rows of `sql` (a range of ids) from `low` on, block by block, until the file is passed."""
-    pages, size = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
-    )
-    # An event takes at least some bytes: beyond this there cannot be any.
-    high = min(_MOST_EVENTS, low + pages * size)
-    empty = 0
-    for start in range(low, high, _BLOCK):
-        found = _range(connection, sql, start, start + _BLOCK - 1)
-        yield from found
-        empty = 0 if found else empty + 1
-        if empty > _EMPTY_BLOCKS:
-            return
+    """Rows of `sql` (a range of ids) from `low` on, block by block."""
+    for start in range(low, _highest(connection) + 1, _BLOCK):
+        yield from _range(connection, sql, start, start + _BLOCK - 1)
+
+
+def _highest(connection: sqlite3.Connection) -> int:
+    """A cursor that none lies behind: as somewhere in the file, or by the file's size."""
+    highest = 0
+    for sql in (
+        "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+        "SELECT max(first_cursor) FROM chunks",
+        "SELECT max(cursor) FROM steps",
+        "SELECT cursor FROM fold",
+    ):
+        with contextlib.suppress(sqlite3.DatabaseError):
+            row = connection.execute(sql).fetchone()
+            number = int((row and row[0]) or 0)
+            highest = max(highest, number // _LEAST_BYTES if "page" in sql else number)
+    return min(highest, _MOST_EVENTS)
 
 
 def _range(

@@ -1,0 +1,1 @@
+"""Frames as they were encoded once: what was recorded must stay readable."""

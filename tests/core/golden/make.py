@@ -1,0 +1,117 @@
+"""Makes `frames.json`: one encoded frame per kind of event, every field filled.
+
+Run on purpose only, when the protocol changes, and say why in the commit:
+`python -m tests.core.golden.make`
+"""
+
+import json
+import math
+from pathlib import Path
+
+from mpwatch import codec, events
+from mpwatch.events import Event
+
+FILE = Path(__file__).with_name("frames.json")
+
+EXAMPLES: tuple[Event, ...] = (
+    events.AgentBound(
+        pid=4242,
+        process_start_time=123456,
+        process=1,
+        world_size=2,
+        host="node",
+        python_version="3.11.7",
+        torch_version="2.13.0",
+        threads=8,
+    ),
+    events.LoopFound(
+        optimizers=(
+            events.OptimizerDescribed(
+                index=0, name="AdamW", parameter_tensors=12, parameters=85_000
+            ),
+        ),
+        roots=("GPT",),
+        device="cuda:0",
+        scaler="GradScaler",
+        compiled=True,
+        notes=("closure left alone",),
+    ),
+    events.StepFinished(
+        step=7,
+        applied=False,
+        optimizer=1,
+        micro_batches=4,
+        script_window=2,
+        multiplier=2,
+        overflow=True,
+        losses=(1.5, math.inf, None),
+        loss_divisor=4.0,
+        loss=math.nan,
+        loss_scale_before=65536.0,
+        loss_scale_after=32768.0,
+        grad_norm=-math.inf,
+        learning_rates=(1e-3, 1e-4),
+        duration_s=0.25,
+        phase_s={"forward": 0.1, "backward": 0.15},
+        samples=32,
+        tokens=4096,
+        memory={"forward": events.PhaseMemory(start_bytes=1, end_bytes=2, peak_bytes=3)},
+        agent_s=1e-4,
+        sampled_s=5e-5,
+    ),
+    events.WindowDiscarded(optimizer=1, micro_batches=3, after_step=7),
+    events.HookDisabled(hook="backward", error="ValueError: x"),
+    events.EventsDropped(count=3, total=9),
+    events.CommandApplied(id="a1", command="pause", step=7, note="n"),
+    events.CommandRefused(id="a2", command="set_sampling", reason="no", step=7),
+    events.TrainingPaused(step=7),
+    events.TrainingUnpaused(step=7, reason="no hub for 60 s"),
+    events.Heartbeat(paused=False),
+    events.FaultInjected(fault="overflow", step=7, micro_batch=3, target="head.weight"),
+    events.AgentStopping(step=7, reason="max_steps"),
+    events.AgentExited(steps=7, error_type="RuntimeError", error="boom", windows_open=1),
+    events.HubStarted(pid=77, resumed_after=1000),
+    events.JobStarted(pid=4242, process_start_time=123456),
+    events.JobExited(exit_code=137, signal="SIGKILL", cause="killed"),
+    events.JobStalled(silent_s=31.5, last_step=7),
+    events.JobRecovered(silent_s=40.0),
+    events.FramesMissing(count=5, of_rank=1),
+    events.CommandRequested(
+        id="a3", command="set_sampling", by="controller", arguments={"memory_every": 5}
+    ),
+    events.SystemSampled(
+        cpu_percent=12.5,
+        memory_used_bytes=1,
+        memory_total_bytes=2,
+        job_cpu_percent=99.0,
+        job_resident_bytes=3,
+        job_processes=4,
+        disk_free_bytes=5,
+        gpus=(
+            events.GpuSampled(
+                index=0,
+                name="T4",
+                memory_used_bytes=6,
+                memory_total_bytes=7,
+                utilization_percent=80.0,
+                temperature_c=60.0,
+                power_w=70.0,
+            ),
+        ),
+    ),
+)
+
+
+def encoded(event: Event, sequence: int) -> bytes:
+    """`event` in a frame that is the same each time."""
+    return codec.encode_frame(
+        event, run="golden", attempt=2, rank=1, sequence=sequence, time=1800000000.125
+    )
+
+
+if __name__ == "__main__":
+    lines = {
+        str(type(event).__struct_config__.tag): encoded(event, sequence).hex()
+        for sequence, event in enumerate(EXAMPLES)
+    }
+    FILE.write_text(json.dumps(lines, indent=1) + "\n", "utf-8")
