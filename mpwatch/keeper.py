@@ -19,6 +19,7 @@ if not __package__:
     # Found behind the standard library, never in front of it.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from mpwatch.group_witness import GroupWitness
 from mpwatch.keeper_files import Journal, Requests, say
 from mpwatch.keeper_hub import Hub
 from mpwatch.spawning import (
@@ -32,8 +33,8 @@ from mpwatch.spawning import (
 )
 
 TICK_S = 0.2
-# A runner that signals the whole group has reached the script as well: give it time to end.
-SECOND_INTERRUPT_WAIT_S = 0.2
+# How long the witness of the group gets to say that it heard a signal as well.
+WITNESS_S = 0.1
 
 # Blocked and read one by one, because only `siginfo` tells a terminal from `kill`.
 PASSED_ON = frozenset(
@@ -49,8 +50,8 @@ PASSED_ON = frozenset(
     }
 )
 WATCHED = PASSED_ON | {signal.SIGCHLD}
-# The kernel sends these to the terminal's whole foreground group, the script included.
-FROM_TERMINAL = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
+# From the kernel these come from the terminal, to its whole foreground group.
+FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 ASKING_TO_END = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 # A script that ends this long after such a signal ended for another reason.
 OBEYED_WITHIN_S = 60.0
@@ -73,11 +74,14 @@ class Keeper:
         log = os.path.join(directory, "hub.log")
         self._hub = Hub(hub, log, self._journal, self._mask) if hub else None
         self._pid = 0
-        # Signals to send later: (when, which).
-        self._due: list[tuple[float, signal.Signals]] = []
+        self._witness: GroupWitness | None = None
+        # Signals that came, and when: passed on once the witness has had its time.
+        self._came: list[tuple[float, signal.Signals]] = []
+        self._kill_at: float | None = None
         # The last signal that asks to end, and when it came.
         self._asked: tuple[str, float] | None = None
         self._stop_asked = False
+        self._well = True
 
     def run(self) -> int:
         """Supervise to the end; returns the exit code of the run."""
@@ -106,7 +110,9 @@ class Keeper:
         self._journal.write(
             "spawned", pid=self._pid, start_time=process_start_time(self._pid), attempt=number
         )
+        self._witness = GroupWitness(PASSED_ON)
         code, name = exit_of(self._wait())
+        self._witness.end()
         cause = self._cause(name, before)
         self._journal.write("exited", code=code, signal=name, attempt=number, **cause)
         return code
@@ -138,46 +144,54 @@ class Keeper:
     def _wait(self) -> int:
         """Until the script is gone; everything else of this process happens in here."""
         while True:
+            now = time.monotonic()
+            self._send_due(now)
             try:
-                self._tend(time.monotonic())
+                if self._well:
+                    self._tend(now)
             except Exception as error:
                 # Whatever else breaks, the script keeps its supervisor and its exit code.
                 say(f"the keeper goes on without a hub: {type(error).__name__}: {error}")
-                self._hub = None
-            info = signal.sigtimedwait(WATCHED, TICK_S)
+                self._well = False
+            info = signal.sigtimedwait(WATCHED, WITNESS_S if self._came else TICK_S)
             if info is not None and info.si_signo != signal.SIGCHLD:
-                self._pass_on(signal.Signals(info.si_signo), info.si_code)
+                self._note(signal.Signals(info.si_signo), info.si_code)
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 return status
 
+    def _send_due(self, now: float) -> None:
+        for came in [came for came in self._came if came[0] <= now - WITNESS_S]:
+            self._came.remove(came)
+            self._pass_on(came[1], came[0])
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._send(signal.SIGKILL)
+
     def _tend(self, now: float) -> None:
-        for due in [due for due in self._due if due[0] <= now]:
-            self._due.remove(due)
-            self._send(due[1])
         for request in self._requests.new():
             if request == "stop_now" and not self._stop_asked:
                 self._stop_asked = True
                 self._send(signal.SIGTERM)
-                self._due.append((now + self._spec["grace_s"], signal.SIGKILL))
+                self._kill_at = now + self._spec["grace_s"]
         if self._hub is not None:
             self._hub.tend(now)
 
-    def _pass_on(self, number: signal.Signals, code: int) -> None:
-        """Give the script what came for us alone; a second SIGINT would cut its `finally` short.
-
-        A positive code means the kernel: the terminal signalled the whole foreground group. Only
-        the hang-up of a session's leader comes to that one process.
-        """
+    def _note(self, number: signal.Signals, code: int) -> None:
+        """A signal came. A positive code means the kernel: from the terminal, for Ctrl+C."""
+        now = time.monotonic()
         if number in ASKING_TO_END:
-            self._asked = (number.name, time.monotonic())
-        leads = number is signal.SIGHUP and os.getsid(0) == os.getpid()
-        if code > 0 and number in FROM_TERMINAL and not leads:
-            return
-        if number is signal.SIGINT:
-            self._due.append((time.monotonic() + SECOND_INTERRUPT_WAIT_S, number))
-        else:
-            self._send(number)
+            self._asked = (number.name, now)
+        if code <= 0 or number not in FROM_TERMINAL:
+            self._came.append((now, number))
+
+    def _pass_on(self, number: signal.Signals, came: float) -> None:
+        """Give the script what came for us alone; what came to the group, it has already."""
+        with contextlib.suppress(OSError):
+            in_group = os.getpgid(self._pid) == os.getpgrp()
+            if in_group and self._witness and self._witness.heard(number, came - WITNESS_S):
+                return
+        self._send(number)
 
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(OSError):

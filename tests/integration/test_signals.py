@@ -117,6 +117,22 @@ def test_kill_int_interrupts_once(place: Place) -> None:
     assert output == b"interrupted\ncleaned up\n"
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_whole_group_reaches_the_script_once(place: Place, name: str) -> None:
+    """As `timeout` and schedulers send it: a second one would cut the clean-up short."""
+    text = INTERRUPTED.replace(
+        "try:", f"import signal\nsignal.signal(signal.{name}, signal.default_int_handler)\ntry:", 1
+    )
+    process = place.start("run", "--headless", place.script(text))
+    assert process.stdout is not None
+    until_ready(process.stdout.fileno())
+    # Keeper alone, then the group with keeper and script, at once: what `timeout` does.
+    process.send_signal(signal.Signals[name])
+    os.killpg(process.pid, signal.Signals[name])
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (11, b"interrupted\ncleaned up\n")
+
+
 def test_an_interrupted_script_ends_with_130_and_counts_as_stopped(place: Place) -> None:
     process = place.start("run", "--headless", place.script(WAITING))
     assert process.stdout is not None
