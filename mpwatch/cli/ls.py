@@ -9,6 +9,7 @@ from mpwatch.cli.choice import add_runs_directory
 from mpwatch.cli.configuration import runs_directory
 from mpwatch.cli.formats import moment, table, to_json
 from mpwatch.errors import EXIT_OK
+from mpwatch.glance import glance
 from mpwatch.runs import Run
 
 
@@ -33,13 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entry(run: Run) -> dict[str, Any]:
-    evidence = None
-    record = run.directory / rendezvous.RECORD_FILE
-    if record.exists():
-        from mpwatch.glance import glance
-
-        evidence = glance(record.absolute())
-    known = runs.with_agent_files(run, evidence)
+    record = (run.directory / rendezvous.RECORD_FILE).absolute()
+    known = runs.with_agent_files(run, glance(record) if record.exists() else None)
     return {
         "run_id": run.run_id,
         "name": run.name,
