@@ -175,8 +175,9 @@ class Agent:
         if self._faults is not None:
             if not self.loop.windows.roots_seen:
                 self._faults.window_forward()
-            self._faults.phase_begins("backward")
         self.loop.backward_begins(tensors)
+        if self._faults is not None:
+            self._faults.phase_begins("backward")
 
     def backward_ends(self, completed: bool) -> None:
         if self._faults is not None:
@@ -185,9 +186,9 @@ class Agent:
 
     def loader_begins(self) -> BaseException | None:
         stop = self.boundary.act(repeat=False)
+        self.loop.loader_begins()
         if self._faults is not None:
             self._faults.phase_begins("data")
-        self.loop.loader_begins()
         return stop
 
     def forward_begins(self, module: Any, arguments: Any, training: bool) -> BaseException | None:
@@ -196,6 +197,12 @@ class Agent:
         if training and self._faults is not None:
             self._faults.window_forward()
         return stop
+
+    def zero_grad_begins(self) -> BaseException | None:
+        # Often the iteration goes on after it (schedule, a printed line): let it, where a later
+        # hook comes before the next gradient.
+        later = self.loop.windows.roots_seen or self.loop.loader_seen
+        return self.boundary.act(may_end=not later)
 
     def act(self) -> BaseException | None:
         return self.boundary.act()
@@ -232,10 +239,12 @@ class Agent:
         self.loop.step_ends(optimizer, completed)
 
     def _before_update(self, optimizer: Any) -> None:
-        if self._faults is not None and self._leads(optimizer):
-            self._faults.before_update()
-            self._faults.phase_begins("optimizer")
+        faults = self._faults if self._faults is not None and self._leads(optimizer) else None
+        if faults is not None:
+            faults.before_update()
         self.loop.before_update(self.loop.tracks.of(optimizer), optimizer)
+        if faults is not None:
+            faults.phase_begins("optimizer")
 
     def _leads(self, optimizer: Any) -> bool:
         leader = self.loop.tracks.leader

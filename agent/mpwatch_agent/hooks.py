@@ -134,7 +134,7 @@ def _profile_hook_step(agent: "Agent") -> Wrap:
 
 def _zero_grad(agent: "Agent") -> Wrap:
     gate = agent.gate
-    act = agent.guard("command at zero_grad", agent.act)
+    act = agent.guard("command at zero_grad", agent.zero_grad_begins)
     cleared = agent.guard("Optimizer.zero_grad", agent.loop.windows.optimizer_cleared)
 
     def make(original: Any) -> Any:
@@ -156,7 +156,7 @@ def _zero_grad(agent: "Agent") -> Wrap:
 
 def _module_zero_grad(agent: "Agent") -> Wrap:
     gate = agent.gate
-    act = agent.guard("command at zero_grad of a module", agent.act)
+    act = agent.guard("command at zero_grad of a module", agent.zero_grad_begins)
     look = agent.guard("probes", agent.loop.windows.probes)
     cleared = agent.guard("Module.zero_grad", agent.loop.windows.module_cleared)
 

@@ -54,6 +54,7 @@ class Loop:
         self._say = say
         self._batch: Any = None
         self._drew = False
+        self.loader_seen = False
         # Drafts that wait for the scaler's update, by their optimizer's serial number.
         self._pending: dict[int, StepDraft] = {}
         self._scaled = False
@@ -99,7 +100,7 @@ class Loop:
     def loader_ends(self, batch: Any) -> None:
         """`__next__` returned, or raised (batch None)."""
         self.phases.enter("other", _clock())
-        self._drew = True
+        self._drew = self.loader_seen = True
         if not self.windows.roots_seen:
             self._batch = batch
 

@@ -75,18 +75,17 @@ def listening(runtime: Path) -> Iterator[Listener]:
         listener.close()
 
 
-def specification(runtime: Path, **settings: Any) -> str:
-    return json.dumps(
-        {
-            "run_id": "test",
-            "attempt": 1,
-            "run_directory": str(runtime),
-            "runtime_directory": str(runtime),
-            "pythonpath": SOURCES,
-            "keeper_pid": os.getpid(),
-            "settings": settings,
-        }
-    )
+def specification(runtime: Path, **settings: Any) -> dict[str, Any]:
+    """What the keeper leaves in the environment of an agent."""
+    return {
+        "run_id": "test",
+        "attempt": 1,
+        "run_directory": str(runtime),
+        "runtime_directory": str(runtime),
+        "pythonpath": SOURCES,
+        "keeper_pid": os.getpid(),
+        "settings": settings,
+    }
 
 
 def start(
@@ -97,7 +96,7 @@ def start(
     **settings: Any,
 ) -> subprocess.Popen[bytes]:
     """Start `script` under the agent, as the keeper would."""
-    env = plain_environment(_MPWATCH_AGENT=specification(runtime, **settings))
+    env = plain_environment(_MPWATCH_AGENT=json.dumps(specification(runtime, **settings)))
     env["PYTHONPATH"] = os.pathsep.join([str(INJECT), SOURCES])
     env.update(environment or {})
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A torch.compile backend that runs graphs as they are and counts them, and Dynamo's own figures."""
+"""A torch.compile backend that counts the graphs it is given, and Dynamo's own figures."""
 
 from torch._dynamo.utils import counters
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen weights; only the adapters reach the optimizer, as a generator."""
+"""Low-rank adapters beside frozen weights; only they reach the optimizer, as a generator."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Evaluation forgets torch.no_grad() and model.eval(), even between the micro-batches of a window."""
+"""Evaluation forgets no_grad() and eval(), even between the micro-batches of a window."""
 
 import torch
 from truth import Truth

@@ -19,6 +19,7 @@ class Style:
     skips: bool = False  # some updates overflow: the books must say so
     compiled: bool = False
     unseen: bool = False  # micro-batches without a backward: counts and losses can not be known
+    own_interpreter: bool = False  # its plain run must not be forked off a process with torch in it
     notes: str = ""
 
 
@@ -32,10 +33,10 @@ def _style(command: str, name: str = "", **columns: object) -> Style:
 
 
 STYLES: tuple[Style, ...] = (
-    _style("late_import.py"),
-    _style("main_function.py --lr 0.02", "main_function"),
-    _style("-m toy.train 4", "package"),
-    _style("own_scaler.py enabled 1", skips=True),
+    _style("late_import.py", own_interpreter=True),
+    _style("main_function.py --lr 0.02", "main_function", own_interpreter=True),
+    _style("-m toy.train 4", "package", own_interpreter=True),
+    _style("own_scaler.py enabled 1", skips=True, own_interpreter=True),
     _style("own_scaler.py enabled 2", skips=True),
     _style("own_scaler.py disabled 1 2", notes="two loops, one after the other"),
     _style("own_scaler.py cuda 1 2", notes="the scaler disables itself without CUDA and warns"),
@@ -64,17 +65,17 @@ STYLES: tuple[Style, ...] = (
         "closure's zero_grad discards nothing: the step goes on.",
     ),
     _style("closure.py sgd"),
-    _style("compiled_model.py wrapped", compiled=True),
+    _style("compiled_model.py wrapped", compiled=True, own_interpreter=True),
     _style("compiled_model.py in_place", compiled=True),
     _style(
         "compiled_loss.py",
         compiled=True,
         notes="No eager root forward: each outermost backward is a micro-batch.",
     ),
-    _style("compiled_step.py", compiled=True),
+    _style("compiled_step.py", compiled=True, own_interpreter=True),
     _style("compiled_optimizer.py", compiled=True),
     _style("loader_workers.py fork"),
-    _style("loader_workers.py spawn"),
+    _style("loader_workers.py spawn", own_interpreter=True),
     _style("get_batch.py"),
     _style(
         "checkpointing.py",
@@ -111,19 +112,24 @@ STYLES: tuple[Style, ...] = (
         "grad_on_evaluation.py",
         notes="Forwards with gradients on but without a backward are no micro-batches.",
     ),
-    _style("endings.py exception", exit_code=1, state="crashed"),
-    _style("endings.py exit", exit_code=3, state="crashed"),
-    _style("endings.py excepthook", exit_code=1, state="crashed"),
-    _style("spawned_helper.py", notes="the parent is watched, what the child trains is not"),
+    _style("endings.py exception", exit_code=1, state="crashed", own_interpreter=True),
+    _style("endings.py exit", exit_code=3, state="crashed", own_interpreter=True),
+    _style("endings.py excepthook", exit_code=1, state="crashed", own_interpreter=True),
+    _style(
+        "spawned_helper.py",
+        notes="the parent is watched, what the child trains is not",
+        own_interpreter=True,
+    ),
     _style(
         "spawned_trainer.py",
         notes="The first process to make an optimizer is the one watched: here the child.",
+        own_interpreter=True,
     ),
-    _style("never_trains.py", state="never_trained"),
-    _style("without_torch.py", state="never_trained"),
+    _style("never_trains.py", state="never_trained", own_interpreter=True),
+    _style("without_torch.py", state="never_trained", own_interpreter=True),
     _style("custom_function.py"),
     _style("nan_loss.py", notes="without a scaler a step with NaN gradients is applied"),
-    _style("ddp.py"),
+    _style("ddp.py", own_interpreter=True),
     _style("scheduler_first.py"),
     _style("sparse_adam.py"),
     _style("complex_parameters.py"),

@@ -1,0 +1,131 @@
+"""Forked and spawned children of a watched script are silent; only one process is the rank."""
+
+import os
+from pathlib import Path
+
+from mpwatch.events import AgentBound, AgentExited
+from tests.support.agent_runs import SOURCES, listening, specification, watch_to_end
+from tests.support.forge import Forge
+
+FORKS = """
+import os, sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(n):
+    for _ in range(n):
+        model(torch.ones(3, 2)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+train(3)
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        train(2)
+        sys.exit(0) if os.getpid() % 2 else os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+train(3)
+"""
+
+ENVIRONMENT = """
+import os, subprocess, sys
+def seen():
+    return sorted(k for k in os.environ if "MPWATCH" in k), os.environ.get("PYTHONPATH", "")
+before = seen()
+import torch
+assert seen() == before
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+print(seen())
+print("mpwatch" in " ".join(sys.path[:1]), [p for p in sys.path if p.endswith("inject")])
+child = "import sys; print('mpwatch_agent.entry' in sys.modules)"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout, end="")
+print(before[0], "inject" in before[1])
+"""
+
+CHAINED = """
+import sys
+print(sys.modules["sitecustomize"].MINE)
+import torch
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+"""
+
+
+def write(directory: Path, name: str, text: str) -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def test_forked_children_say_nothing_and_harm_nothing(tmp_path: Path, forge: Forge) -> None:
+    script = write(tmp_path, "forks.py", FORKS)
+    with listening(tmp_path) as listener:
+        process = forge.run(script, tmp_path, specification=specification(tmp_path))
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    assert (process.returncode, process.communicate()) == (0, (b"", b""))
+    assert len(listener.of(AgentBound)) == len(listener.of(AgentExited)) == 1
+    assert [step.step for step in listener.steps()] == [1, 2, 3, 4, 5, 6]
+    sequences = [frame.sequence for frame, _ in listener.events]
+    assert sequences == list(range(len(sequences)))
+
+
+def test_a_second_process_of_the_same_rank_stays_silent(tmp_path: Path, forge: Forge) -> None:
+    script = write(tmp_path, "loop.py", FORKS.replace("range(20)", "range(0)"))
+    lock = tmp_path / "rank-1-0"
+    with listening(tmp_path) as listener:
+        from mpwatch import rendezvous
+
+        held = rendezvous.try_lock(lock)
+        assert held is not None
+        process = forge.run(script, tmp_path, specification=specification(tmp_path))
+        while process.poll() is None:
+            listener.drain(0.1)
+        os.close(held)
+        listener.drain(0.2)
+    assert (process.returncode, process.communicate()) == (0, (b"", b""))
+    assert listener.events == []
+
+
+def test_processes_of_one_rank_one_after_the_other_go_on_counting(
+    tmp_path: Path, forge: Forge
+) -> None:
+    """A launcher that restarts its worker: steps and sequence numbers continue."""
+    script = write(tmp_path, "loop.py", FORKS.replace("range(20)", "range(0)"))
+    with listening(tmp_path) as listener:
+        for _ in range(2):
+            (tmp_path / "code").unlink(missing_ok=True)
+            process = forge.run(script, tmp_path, specification=specification(tmp_path))
+            while process.poll() is None:
+                listener.drain(0.1)
+        listener.drain(0.2)
+    assert [step.step for step in listener.steps()] == list(range(1, 13))
+    assert [bound.process for bound in listener.of(AgentBound)] == [0, 1]
+    sequences = [frame.sequence for frame, _ in listener.events]
+    assert sequences == sorted(set(sequences))
+
+
+def test_the_environment_is_restored_when_bound(tmp_path: Path) -> None:
+    script = write(tmp_path, "environment.py", ENVIRONMENT)
+    _, code, stdout, stderr = watch_to_end(script, tmp_path)
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines() == [
+        f"([], '{SOURCES}')",
+        "False []",
+        "False",
+        "['_MPWATCH_AGENT'] True",
+    ]
+
+
+def test_the_next_sitecustomize_has_its_turn(tmp_path: Path) -> None:
+    write(tmp_path, "sitecustomize.py", "MINE = 'the script has its own'\n")
+    script = write(tmp_path, "chained.py", CHAINED)
+    with listening(tmp_path) as listener:
+        from tests.support import agent_runs
+
+        path = os.pathsep.join([str(agent_runs.INJECT), SOURCES, str(tmp_path)])
+        process = agent_runs.start(script, tmp_path, environment={"PYTHONPATH": path})
+        stdout, stderr = process.communicate(timeout=60)
+        listener.drain(0.3)
+    assert (process.returncode, stdout) == (0, b"the script has its own\n"), stderr
+    assert len(listener.of(AgentBound)) == 1
