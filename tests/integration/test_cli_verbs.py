@@ -40,7 +40,6 @@ class Job:
         self.place = place
         script = place.script(LOOP)
         self.process = place.start("run", "--headless", "--name", "loop", script)
-        until(lambda: (self.listed()["steps"] or 0) >= 5, "five steps")
 
     def listed(self) -> dict[str, Any]:
         entries = json.loads(self.place.mpwatch("ls", "--json").stdout or b"[]")
@@ -58,11 +57,14 @@ class Job:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     place = Place(tmp_path_factory.mktemp("job"))
     job = Job(place)
-    yield job
-    if job.process.poll() is None:
-        job.process.terminate()
-    job.process.communicate(timeout=20)
-    place.none_left()
+    try:
+        until(lambda: (job.listed()["steps"] or 0) >= 5, "five steps")
+        yield job
+    finally:
+        if job.process.poll() is None:
+            job.process.terminate()
+        job.process.communicate(timeout=20)
+        place.none_left()
 
 
 def test_ls_of_a_live_run(job: Job) -> None:
