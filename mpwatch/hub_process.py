@@ -28,7 +28,7 @@ from mpwatch.hub import Hub, Outgoing
 from mpwatch.keeper_tail import KeeperTail
 from mpwatch.record import Record
 from mpwatch.system import SystemSampler
-from mpwatch.vocabulary import STDERR_PREFIX
+from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 
 POLL_S: Final = 0.2
 # Time for messages from agents between two looks at the watchers.
@@ -265,15 +265,13 @@ class HubProcess:
 
 
 def _open_record(directory: Path, run: str, recorded: bool) -> Record:
-    if recorded:
-        try:
-            return Record(directory / rendezvous.RECORD_FILE, run)
-        except (RecordUnreadable, OSError, sqlite3.Error) as error:
-            say(f"no record can be written ({error}); watching goes on without one")
-            record = Record(None, run)
-            record.fold.state.record_error = str(error)
-            return record
-    return Record(None, run)
+    if not recorded:
+        return Record(None, run)
+    try:
+        return Record(directory / rendezvous.RECORD_FILE, run)
+    except (RecordUnreadable, OSError, sqlite3.Error) as error:
+        say(f"no record can be written ({error}); watching goes on without one")
+        return Record(None, run, unrecorded=clean_text(str(error)))
 
 
 def _take_lock(runtime: Path) -> int | None:

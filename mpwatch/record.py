@@ -18,20 +18,14 @@ import msgspec
 
 from mpwatch import rollups
 from mpwatch.chunks import FRAMES_PER_CHUNK, MAX_CHUNK_BYTES, pack, read_frames
-from mpwatch.codec import PROTOCOL, Frame
+from mpwatch.codec import Frame
 from mpwatch.errors import RecordUnreadable
 from mpwatch.events import Event, StepFinished
 from mpwatch.fold import Fold
 from mpwatch.queries import StepPoint
-from mpwatch.record_schema import (
-    FORMAT,
-    NAN_GRAD_NORM,
-    NAN_LOSS,
-    SCHEMA,
-    STEP_COLUMNS,
-    wal_is_safe,
-)
-from mpwatch.recorded import pack_fold, read_fold, read_meta
+from mpwatch.record_file import open_file
+from mpwatch.record_schema import NAN_GRAD_NORM, NAN_LOSS, SPANS, STEP_COLUMNS
+from mpwatch.recorded import pack_fold, read_fold
 from mpwatch.store import RunView
 from mpwatch.vocabulary import STDERR_PREFIX
 
@@ -60,81 +54,56 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
 class Record:
     """The hub's history: appended to, committed, and asked. `path` None keeps it in memory."""
 
-    def __init__(self, path: Path | None, run: str) -> None:
-        """Open or make the record of `run` at `path`.
+    def __init__(self, path: Path | None, run: str, unrecorded: str | None = None) -> None:
+        """Open or make the record of `run` at `path`. `unrecorded` says why `path` is None.
+
+        A new record that cannot be made yet (a full disk) is tried again later.
 
         Raises:
             RecordUnreadable: the file is no record, of another run or of a newer format.
-            OSError, sqlite3.Error: it cannot be made or written.
+            sqlite3.Error: it is there, and cannot be read or written.
         """
         self.path = path
-        self.journal = "memory"
-        self.fold = Fold()
+        self._run = run
+        self._unrecorded = unrecorded
         self.error: str | None = None
-        self.committed = 0
         self._retry_at = 0.0
         self.committed_at = 0.0
+        self._connection: sqlite3.Connection | None = None
+        self._open: list[_Entry] = []  # the chunk that is rewritten until it is full
         # Everything not yet committed, and before it what watchers near the head ask for.
         self._recent: deque[_Entry] = deque()
         self._recent_bytes = 0
-        self._open: list[_Entry] = []  # the chunk that is rewritten until it is full
-        self._newest_steps: dict[tuple[int, int], int] = {}
-        self._connection = self._connect(run)
-
-    # --- opening --------------------------------------------------------------------------
-
-    def _connect(self, run: str) -> sqlite3.Connection:
-        if self.path is None:
-            return self._prepare(":memory:", "memory", run)
-        if wal_is_safe(self.path):
-            try:
-                return self._prepare(str(self.path), "wal", run)
-            except sqlite3.OperationalError as error:
-                # WAL may be reported as on and fail at the first write. A full disk is not that.
-                if "full" in str(error):
-                    raise
-        return self._prepare(str(self.path), "delete", run)
-
-    def _prepare(self, name: str, journal: str, run: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(name, isolation_level=None, timeout=2.0)
+        self.fold = Fold()
+        self.history = secrets.token_hex(8)
+        self.journal = "none"
+        self._rolled: rollups.Rolled = (0,) * len(SPANS)
         try:
-            self._refuse_foreign(connection, run)
-            given = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]
-            self.journal = str(given)
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
-            meta = read_meta(connection)
-            written = {"run": run, "journal": self.journal, "protocol": str(PROTOCOL)}
-            if "history" not in meta:
-                written["history"] = secrets.token_hex(8)
-            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", written.items())
-            self.history = written.get("history") or meta["history"]
-            self.fold = read_fold(connection)
-        except BaseException:
-            connection.close()
-            raise
+            self.fold = read_fold(self._connect())
+        except sqlite3.Error as error:
+            if path is None or (path.exists() and path.stat().st_size):
+                self._disconnect()
+                raise
+            self._failed(error, self._retry_at - RETRY_S)
+        self.fold.state.record_error = self.error or unrecorded
         self.committed = self.fold.state.cursor
         self._newest_steps = {
             (rank.rank, optimizer): step
             for rank in self.fold.state.ranks.values()
             for optimizer, step in rank.newest_steps.items()
         }
-        self._rolled = rollups.rolled_up_to(connection)
-        return connection
 
-    def _refuse_foreign(self, connection: sqlite3.Connection, run: str) -> None:
-        try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            meta = read_meta(connection) if tables else {}
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
-                raise
-            raise RecordUnreadable(f"{self.path} is no record of mpwatch ({error})") from None
-        if version > FORMAT:
-            raise RecordUnreadable(f"{self.path} has format {version}, known is {FORMAT}")
-        if tables and meta.get("run") != run:
-            raise RecordUnreadable(f"{self.path} is the record of run {meta.get('run')}")
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection, meta = open_file(self.path, self._run, self.history)
+            self.history, self.journal = meta["history"], meta["journal"]
+            self._rolled = rollups.rolled_up_to(self._connection)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # --- writing --------------------------------------------------------------------------
 
@@ -179,10 +148,10 @@ class Record:
             return True
         if self.error is not None and 0 <= self._retry_at - now <= RETRY_S:
             return False
-        self.fold.state.record_error = None
+        self.fold.state.record_error = self._unrecorded
         try:
             self._write([entry for entry in self._recent if entry.cursor > self.committed])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, RecordUnreadable) as error:
             self._failed(error, now)
             return False
         self.committed_at = now
@@ -192,7 +161,7 @@ class Record:
         return True
 
     def _write(self, entries: list[_Entry]) -> None:
-        connection = self._connection
+        connection = self._connect()
         steps = [entry.step for entry in entries if entry.step is not None]
         open_chunk = self._open
         rolled = self._rolled
@@ -200,13 +169,13 @@ class Record:
         newest = self.fold.state.cursor
         connection.execute("BEGIN IMMEDIATE")
         try:
-            rolled = self._write_steps(steps, rolled)
-            open_chunk = self._write_chunks(open_chunk, entries)
+            rolled = self._write_steps(connection, steps, rolled)
+            open_chunk = self._write_chunks(connection, open_chunk, entries)
             connection.execute(
                 "INSERT OR REPLACE INTO fold VALUES (1, ?, ?)", (newest, pack_fold(self.fold))
             )
             if self.path is None:
-                self._forget_old()
+                self._forget_old(connection)
             connection.execute("COMMIT")
         except BaseException:
             self._newest_steps = newest_steps
@@ -216,45 +185,42 @@ class Record:
             raise
         self._open, self._rolled, self.committed = open_chunk, rolled, newest
 
-    def _write_steps(self, steps: list[_StepRow], rolled: rollups.Rolled) -> rollups.Rolled:
+    def _write_steps(
+        self, connection: sqlite3.Connection, steps: list[_StepRow], rolled: rollups.Rolled
+    ) -> rollups.Rolled:
         """Insert rows; what they repeat (an attempt began again before it) becomes superseded."""
         batch: list[_StepRow] = []
         for row in steps:
             rank, optimizer, step = int(row[2] or 0), int(row[3] or 0), int(row[4] or 0)
             if step <= self._newest_steps.get((rank, optimizer), 0):
-                self._connection.executemany(_INSERT_STEP, batch)
+                connection.executemany(_INSERT_STEP, batch)
                 batch = []
-                rollups.supersede(self._connection, rank, optimizer, step)
-                rolled = rollups.rolled_up_to(self._connection)
+                rollups.supersede(connection, rank, optimizer, step)
+                rolled = rollups.rolled_up_to(connection)
             self._newest_steps[rank, optimizer] = step
             batch.append(row)
-        self._connection.executemany(_INSERT_STEP, batch)
-        return rollups.roll_up(self._connection, rolled) if steps else rolled
+        connection.executemany(_INSERT_STEP, batch)
+        return rollups.roll_up(connection, rolled) if steps else rolled
 
-    def _write_chunks(self, open_chunk: list[_Entry], entries: list[_Entry]) -> list[_Entry]:
+    def _write_chunks(
+        self, connection: sqlite3.Connection, open_chunk: list[_Entry], entries: list[_Entry]
+    ) -> list[_Entry]:
         chunk = list(open_chunk)
         size = sum(len(entry.frame) for entry in chunk)
         for entry in entries:
             full = len(chunk) >= FRAMES_PER_CHUNK or size >= MAX_CHUNK_BYTES
             if chunk and (full or entry.cursor != chunk[-1].cursor + 1):
-                self._write_chunk(chunk)
+                _write_chunk(connection, chunk)
                 chunk, size = [], 0
             chunk.append(entry)
             size += len(entry.frame)
-        self._write_chunk(chunk)
+        _write_chunk(connection, chunk)
         return chunk
 
-    def _write_chunk(self, chunk: list[_Entry]) -> None:
-        frames = pack(entry.frame for entry in chunk)
-        self._connection.execute(
-            "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)",
-            (chunk[0].cursor, chunk[-1].cursor, frames),
-        )
-
-    def _forget_old(self) -> None:
+    def _forget_old(self, connection: sqlite3.Connection) -> None:
         gone = self.fold.state.cursor - KEPT_EVENTS_IN_MEMORY
-        self._connection.execute("DELETE FROM chunks WHERE last_cursor <= ?", (gone,))
-        self._connection.execute("DELETE FROM steps WHERE cursor <= ?", (gone,))
+        connection.execute("DELETE FROM chunks WHERE last_cursor <= ?", (gone,))
+        connection.execute("DELETE FROM steps WHERE cursor <= ?", (gone,))
 
     def _failed(self, error: Exception, now: float) -> None:
         if self.error is None:
@@ -267,13 +233,14 @@ class Record:
         """Commit a last time and leave one plain file behind, readable without its writer."""
         self._retry_at = now - 1.0
         self.commit(now)
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            if self.journal == "wal" and not self.waiting:
-                # Needs that nobody reads just now; else the -wal file simply stays, empty.
-                self._connection.execute("PRAGMA busy_timeout=0")
-                self._connection.execute("PRAGMA journal_mode=DELETE").fetchall()
-        self._connection.close()
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                if self.journal == "wal" and not self.waiting:
+                    # Needs that nobody reads just now; else an empty -wal file simply stays.
+                    self._connection.execute("PRAGMA busy_timeout=0")
+                    self._connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        self._disconnect()
 
     # --- answering (see `mpwatch.answers.History`) ----------------------------------------
 
@@ -293,7 +260,7 @@ class Record:
             return []
         recent = self._recent
         if not recent or recent[0].cursor > after + 1:
-            frames = read_frames(self._connection, after, limit)
+            frames = [] if self._connection is None else read_frames(self._connection, after, limit)
             if not recent:
                 return frames
             # Where the disk failed, what is written ends before what is remembered begins.
@@ -305,7 +272,17 @@ class Record:
 
     def steps(self, first: int, last: int | None, points: int) -> tuple[list[StepPoint], int]:
         """Points of the leading optimizer's committed steps; see `rollups.read_points`."""
+        if self._connection is None:
+            return [], 1
         return rollups.read_points(self._connection, first, last, points)
+
+
+def _write_chunk(connection: sqlite3.Connection, chunk: list[_Entry]) -> None:
+    frames = pack(entry.frame for entry in chunk)
+    connection.execute(
+        "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)",
+        (chunk[0].cursor, chunk[-1].cursor, frames),
+    )
 
 
 def _step_row(cursor: int, frame: Frame, event: StepFinished) -> _StepRow:

@@ -57,7 +57,7 @@ CREATE TABLE IF NOT EXISTS chunks (
     first_cursor INTEGER PRIMARY KEY, last_cursor INTEGER, frames BLOB);
 CREATE TABLE IF NOT EXISTS fold (id INTEGER PRIMARY KEY, cursor INTEGER, state BLOB);
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
+PRAGMA user_version = {FORMAT}
 """
 
 # WAL needs memory shared between processes, which these do not give between machines.

@@ -461,7 +461,7 @@ def test_a_new_hub_hands_on_what_its_predecessor_could_not(tmp_path: Path) -> No
     hubs = [each for each in second.history() if isinstance(each, events.HubStarted)]
     assert [each.resumed_after for each in hubs] == [0, 3]
     second.hub.finish(T0)
-    first.hub.record._connection.close()
+    first.hub.record._disconnect()
 
 
 # --- keeper and silence -------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpwatch import codec, record, record_schema, rollups
+from mpwatch import codec, record, record_file, record_schema, rollups
 from mpwatch.errors import RecordUnreadable
 from mpwatch.events import Event, Heartbeat, HubStarted
 from mpwatch.fold import Fold
@@ -296,7 +296,7 @@ def test_the_file_system_is_that_of_the_longest_mount(place: str, kind: str) -> 
 def test_on_a_network_file_system_there_is_no_wal(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "wal_is_safe", lambda path: False)
+    monkeypatch.setattr(record_file, "wal_is_safe", lambda path: False)
     writer = Writer(path)
     writer.tell(step(1))
     writer.commit()
@@ -338,15 +338,19 @@ writer.close()
 """
 
 
-def test_a_full_disk_is_told_once_counted_and_got_over(path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path)],
+def run_child(script: str, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, str(path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_a_full_disk_is_told_once_counted_and_got_over(path: Path) -> None:
+    done = run_child(FULL_DISK, path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("cannot be written") == 1
     assert done.stderr.count("is written again") == 1
@@ -384,6 +388,35 @@ def test_a_full_file_system_leaves_a_readable_record(tmp_path: Path) -> None:
         writer.close()
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+FULL_FROM_THE_START = """
+import resource, sys
+from pathlib import Path
+from tests.core.test_record import Writer, step
+
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+writer = Writer(Path(sys.argv[1]))
+writer.tell(*(step(n) for n in range(1, 301)))
+assert not writer.commit()
+assert writer.record.view().record_error
+assert len(writer.record.frames_after(0, 1000)) == 300
+assert writer.record.steps(1, None, 10) == ([], 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+history = writer.record.history
+writer.now += 6
+assert writer.commit()
+assert writer.record.history == history
+writer.close()
+"""
+
+
+def test_a_disk_that_is_full_from_the_start_is_tried_again(path: Path) -> None:
+    done = run_child(FULL_FROM_THE_START, path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cannot be written") == 1
+    assert [cursor for cursor, _ in events_of(path)] == list(range(1, 301))
 
 
 KILLED = """
