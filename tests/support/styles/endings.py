@@ -1,6 +1,6 @@
 """A loop that does not end well.
 
-python endings.py exception|exit|excepthook
+python endings.py exception|forward|exit|excepthook
 """
 
 import sys
@@ -18,6 +18,13 @@ def report(kind, error, traceback):
     print("the script's own hook:", kind.__name__, error)
 
 
+def give_up(step):
+    try:
+        {}[step]
+    except KeyError as error:
+        raise RuntimeError(f"no batch {step}") from error
+
+
 if sys.argv[1] == "excepthook":
     sys.excepthook = report
 for step, x in enumerate(torch.randn(5, 8, 4)):
@@ -29,6 +36,8 @@ for step, x in enumerate(torch.randn(5, 8, 4)):
         truth.finish(model.parameters())
         if sys.argv[1] == "exit":
             sys.exit(3)
-        model(x[:, :3])  # the shapes do not match: an error from deep inside torch
+        if sys.argv[1] == "forward":
+            model(x[:, :3])  # the shapes do not match: an error from deep inside torch
+        give_up(step)
     optimizer.step()
     truth.step()

@@ -19,6 +19,7 @@ class Style:
     skips: bool = False  # some updates overflow: the books must say so
     compiled: bool = False
     unseen: bool = False  # micro-batches without a backward: counts and losses can not be known
+    through_modules: bool = False  # its traceback passes through the hooks of nn.Module
     own_interpreter: bool = False  # its plain run must not be forked off a process with torch in it
     notes: str = ""
 
@@ -113,6 +114,13 @@ STYLES: tuple[Style, ...] = (
         notes="Forwards with gradients on but without a backward are no micro-batches.",
     ),
     _style("endings.py exception", exit_code=1, state="crashed", own_interpreter=True),
+    _style(
+        "endings.py forward",
+        exit_code=1,
+        state="crashed",
+        through_modules=True,
+        notes="An error inside a forward whose module has hooks shows more frames of torch's own.",
+    ),
     _style("endings.py exit", exit_code=3, state="crashed", own_interpreter=True),
     _style("endings.py excepthook", exit_code=1, state="crashed", own_interpreter=True),
     _style(
