@@ -27,7 +27,24 @@ PLAN_REQUESTS: Final = (
     "sharding",
     "devices",
 )
-PLAN_FACTS: Final = ("family", "peak_bytes", "fits", "binding", "time_per_sample_s", "labels")
+PLAN_FACTS: Final = (
+    "family",
+    "batch",
+    "batch_deviation",
+    "peak_bytes",
+    "needed_bytes",
+    "estimated_peak_bytes",
+    "fits",
+    "binding",
+    "phase_bytes",
+    "terms_bytes",
+    "time_per_sample_s",
+    "time_per_sample_range_s",
+    "relative_time",
+    "risk",
+    "label",
+    "labels",
+)
 
 
 class Setting(NamedTuple):

@@ -20,6 +20,7 @@ from mpwatch.cli.configuration import PLAN_REQUESTS, Configuration, resolve
 from mpwatch.cli.interpreter import isolating_flag
 from mpwatch.errors import UsageError
 from mpwatch.keeper_files import say
+from mpwatch.spawning import given_environment
 from mpwatch.vocabulary import clean_text
 
 _VALUE_OPTIONS = frozenset(
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mpwatch.cli import launch
 
     if os.environ.get("MPWATCH_DISABLED", "0") not in ("", "0"):
-        return launch.execute_unwatched(_command(target), os.environ)
+        return launch.execute_unwatched(_command(target), given_environment())
     _check(target)
     configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
     _name_unapplied_plan(configuration)

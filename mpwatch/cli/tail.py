@@ -34,12 +34,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.after < 0:
         raise UsageError(f"--after {arguments.after}: a cursor is 0 or more")
     directory = chosen(arguments).directory
-    source = _present if arguments.no_follow else client.follow
     line = _json_line if arguments.json else _line
-    for entry in source(directory, arguments.after):
+    if arguments.no_follow:
+        entries: Iterable[Entry] = _present(directory, arguments.after)
+    else:
+        entries = client.follow(directory, arguments.after, _missed)
+    for entry in entries:
         sys.stdout.write(line(entry))
         sys.stdout.flush()
     return EXIT_OK
+
+
+def _missed(count: int) -> None:
+    """A run without a record keeps the newest events only."""
+    print(f"mpwatch: {count} events before the next are gone", file=sys.stderr)
 
 
 def _present(directory: Path, after: int) -> Iterable[Entry]:

@@ -91,6 +91,7 @@ def test_a_bad_file_is_one_line(place: Place, text: str, said: str) -> None:
 def test_a_plans_requests_are_named_as_not_applied(place: Place) -> None:
     (place.directory / "plan.toml").write_text(
         "[plan]\nprecision = 'O1:fp16'\nmicro_batch = 8\naccumulation_steps = 4\nfits = true\n"
+        "batch = 32\nfamily = 'exact'\npeak_bytes = 1\nlabel = 'estimated'\n"
     )
     done = place.mpwatch("run", "--headless", "--config", "plan.toml", "script.py")
     assert (done.returncode, done.stdout) == (0, b"ran\n")
