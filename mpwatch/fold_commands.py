@@ -6,7 +6,7 @@ answered: applied if all of them applied it, else refused with the first reason.
 
 from typing import Final
 
-from mpwatch.codec import HUB_RANK
+from mpwatch.codec import HUB_RANK, Frame
 from mpwatch.events import CommandApplied, CommandRefused, CommandRequested
 from mpwatch.fold_state import Answer, CommandState, FoldState
 from mpwatch.vocabulary import clean_text
@@ -14,22 +14,22 @@ from mpwatch.vocabulary import clean_text
 MAX_COMMANDS: Final = 1000
 
 
-def requested(state: FoldState, event: CommandRequested) -> None:
+def requested(state: FoldState, frame: Frame, event: CommandRequested) -> None:
     """The hub took a command."""
     command = _command(state, event.id, event.command)
     command.by = clean_text(event.by, 50)
     command.args = dict(event.arguments)
 
 
-def applied(state: FoldState, rank: int, event: CommandApplied) -> None:
+def applied(state: FoldState, frame: Frame, event: CommandApplied) -> None:
     """One rank applied a command."""
-    _answered(state, rank, _command(state, event.id, event.command), Answer(event.step, None))
+    _answered(state, frame.rank, _command(state, event.id, event.command), Answer(event.step, None))
 
 
-def refused(state: FoldState, rank: int, event: CommandRefused) -> None:
+def refused(state: FoldState, frame: Frame, event: CommandRefused) -> None:
     """One rank refused a command, or the hub did for ranks that cannot answer any more."""
     answer = Answer(event.step, clean_text(event.reason))
-    _answered(state, rank, _command(state, event.id, event.command), answer)
+    _answered(state, frame.rank, _command(state, event.id, event.command), answer)
 
 
 def settle(state: FoldState) -> None:

@@ -4,15 +4,20 @@ Data and its small invariants only; `mpwatch.fold` reads events into it. A field
 have a default, so that a newer hub continues from an older fold.
 """
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from mpwatch.codec import Frame
 from mpwatch.events import OptimizerDescribed, PhaseMemory, SystemSampled
 from mpwatch.quantiles import LogHistogram
 from mpwatch.store import AttemptSeen, FaultSeen, HookSeen, OverflowSeen
 
 MAX_SEGMENTS: Final = 4000
+MAX_ENTRIES: Final = 200
+MAX_OPTIMIZERS: Final = 64
+
+T = TypeVar("T")
 
 
 class Segment(msgspec.Struct, array_like=True):
@@ -156,8 +161,8 @@ class RecentStep(msgspec.Struct, array_like=True):
 class MemoryState(msgspec.Struct):
     """A phase's memory when last sampled, and the largest reading so far."""
 
-    last: PhaseMemory
-    peak_bytes: int
+    last: PhaseMemory | None = None
+    peak_bytes: int = 0
 
 
 class FoldState(msgspec.Struct):
@@ -207,3 +212,21 @@ class FoldState(msgspec.Struct):
     rejected: dict[str, int] = {}
     record_dropped: int = 0
     record_error: str | None = None
+
+
+def rank_of(state: FoldState, frame: Frame) -> RankState:
+    """The newest process of the frame's rank; another attempt is another process."""
+    rank = state.ranks.get(frame.rank)
+    if rank is None or rank.attempt != frame.attempt:
+        dropped = 0 if rank is None else rank.dropped_before + rank.dropped
+        steps = {} if rank is None else rank.newest_steps
+        rank = RankState(frame.rank, frame.attempt, dropped_before=dropped, newest_steps=steps)
+        state.ranks[frame.rank] = rank
+    return rank
+
+
+def append(entries: list[T], entry: T, limit: int) -> None:
+    """Append, and forget the oldest beyond `limit`."""
+    entries.append(entry)
+    if len(entries) > limit:
+        del entries[0]

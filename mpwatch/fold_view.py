@@ -116,6 +116,7 @@ def _memory(state: FoldState) -> dict[str, PhaseBytes]:
             kind=memory.last.kind,
         )
         for name, memory in state.memory.items()
+        if memory.last is not None
     }
 
 

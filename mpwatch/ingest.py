@@ -23,8 +23,7 @@ from mpwatch.events import (
     StepFinished,
     SystemSampled,
 )
-from mpwatch.fold import MAX_OPTIMIZERS
-from mpwatch.fold_state import FoldState, RankState
+from mpwatch.fold_state import MAX_OPTIMIZERS, FoldState, RankState
 
 MAX_RANK: Final = 65_535
 MAX_RANKS_SEEN: Final = 4096

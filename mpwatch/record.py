@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from mpwatch import rollups
+from mpwatch import rollups, steps_table
 from mpwatch.chunks import FRAMES_PER_CHUNK, MAX_CHUNK_BYTES, pack, read_frames
 from mpwatch.codec import Frame
 from mpwatch.errors import RecordUnreadable
@@ -24,8 +24,8 @@ from mpwatch.events import Event, StepFinished
 from mpwatch.fold import Fold
 from mpwatch.queries import StepPoint
 from mpwatch.record_file import open_file
-from mpwatch.record_schema import NAN_GRAD_NORM, NAN_LOSS, SPANS, STEP_COLUMNS
 from mpwatch.recorded import pack_fold, read_fold
+from mpwatch.steps_table import StepRow, TableState, state_of, step_row
 from mpwatch.store import RunView
 from mpwatch.vocabulary import STDERR_PREFIX
 
@@ -41,14 +41,11 @@ RECENT_BYTES: Final = 16 << 20
 # How much a record in memory keeps (`--no-record`, or no file could be made).
 KEPT_EVENTS_IN_MEMORY: Final = 50_000
 
-_INSERT_STEP: Final = f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * len(STEP_COLUMNS))})"
-_StepRow = tuple[int | float | None, ...]
-
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
     cursor: int
     frame: bytes
-    step: _StepRow | None
+    step: StepRow | None
 
 
 class Record:
@@ -77,7 +74,7 @@ class Record:
         self.fold = Fold()
         self.history = secrets.token_hex(8)
         self.journal = "none"
-        self._rolled: rollups.Rolled = (0,) * len(SPANS)
+        self._table = TableState()
         try:
             self.fold = read_fold(self._connect())
         except sqlite3.Error as error:
@@ -87,17 +84,13 @@ class Record:
             self._failed(error, self._retry_at - RETRY_S)
         self.fold.state.record_error = self.error or unrecorded
         self.committed = self.fold.state.cursor
-        self._newest_steps = {
-            (rank.rank, optimizer): step
-            for rank in self.fold.state.ranks.values()
-            for optimizer, step in rank.newest_steps.items()
-        }
+        if self._connection is not None:
+            self._table = state_of(self._connection, self.fold.state.ranks.values())
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection, meta = open_file(self.path, self._run, self.history)
             self.history, self.journal = meta["history"], meta["journal"]
-            self._rolled = rollups.rolled_up_to(self._connection)
         return self._connection
 
     def _disconnect(self) -> None:
@@ -110,7 +103,7 @@ class Record:
     def append(self, encoded: bytes, frame: Frame, event: Event) -> int:
         """Number an event, fold it and let it wait for the next commit; returns its cursor."""
         cursor = self.fold.state.cursor + 1
-        row = _step_row(cursor, frame, event) if isinstance(event, StepFinished) else None
+        row = step_row(cursor, frame, event) if isinstance(event, StepFinished) else None
         self._recent.append(_Entry(cursor, encoded, row))
         self._recent_bytes += len(encoded)
         self._trim()
@@ -163,14 +156,11 @@ class Record:
     def _write(self, entries: list[_Entry]) -> None:
         connection = self._connect()
         steps = [entry.step for entry in entries if entry.step is not None]
-        open_chunk = self._open
-        rolled = self._rolled
-        newest_steps = dict(self._newest_steps)
         newest = self.fold.state.cursor
         connection.execute("BEGIN IMMEDIATE")
         try:
-            rolled = self._write_steps(connection, steps, rolled)
-            open_chunk = self._write_chunks(connection, open_chunk, entries)
+            table = steps_table.write(connection, steps, self._table)
+            open_chunk = _write_chunks(connection, self._open, entries)
             connection.execute(
                 "INSERT OR REPLACE INTO fold VALUES (1, ?, ?)", (newest, pack_fold(self.fold))
             )
@@ -178,44 +168,11 @@ class Record:
                 self._forget_old(connection)
             connection.execute("COMMIT")
         except BaseException:
-            self._newest_steps = newest_steps
             # A full disk has rolled back already; then there is nothing to roll back.
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        self._open, self._rolled, self.committed = open_chunk, rolled, newest
-
-    def _write_steps(
-        self, connection: sqlite3.Connection, steps: list[_StepRow], rolled: rollups.Rolled
-    ) -> rollups.Rolled:
-        """Insert rows; what they repeat (an attempt began again before it) becomes superseded."""
-        batch: list[_StepRow] = []
-        for row in steps:
-            rank, optimizer, step = int(row[2] or 0), int(row[3] or 0), int(row[4] or 0)
-            if step <= self._newest_steps.get((rank, optimizer), 0):
-                connection.executemany(_INSERT_STEP, batch)
-                batch = []
-                rollups.supersede(connection, rank, optimizer, step)
-                rolled = rollups.rolled_up_to(connection)
-            self._newest_steps[rank, optimizer] = step
-            batch.append(row)
-        connection.executemany(_INSERT_STEP, batch)
-        return rollups.roll_up(connection, rolled) if steps else rolled
-
-    def _write_chunks(
-        self, connection: sqlite3.Connection, open_chunk: list[_Entry], entries: list[_Entry]
-    ) -> list[_Entry]:
-        chunk = list(open_chunk)
-        size = sum(len(entry.frame) for entry in chunk)
-        for entry in entries:
-            full = len(chunk) >= FRAMES_PER_CHUNK or size >= MAX_CHUNK_BYTES
-            if chunk and (full or entry.cursor != chunk[-1].cursor + 1):
-                _write_chunk(connection, chunk)
-                chunk, size = [], 0
-            chunk.append(entry)
-            size += len(entry.frame)
-        _write_chunk(connection, chunk)
-        return chunk
+        self._open, self._table, self.committed = open_chunk, table, newest
 
     def _forget_old(self, connection: sqlite3.Connection) -> None:
         gone = self.fold.state.cursor - KEPT_EVENTS_IN_MEMORY
@@ -277,37 +234,26 @@ class Record:
         return rollups.read_points(self._connection, first, last, points)
 
 
+def _write_chunks(
+    connection: sqlite3.Connection, open_chunk: list[_Entry], entries: list[_Entry]
+) -> list[_Entry]:
+    """Write entries as chunks; the last one is given back, to be written again when it grows."""
+    chunk = list(open_chunk)
+    size = sum(len(entry.frame) for entry in chunk)
+    for entry in entries:
+        full = len(chunk) >= FRAMES_PER_CHUNK or size >= MAX_CHUNK_BYTES
+        if chunk and (full or entry.cursor != chunk[-1].cursor + 1):
+            _write_chunk(connection, chunk)
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += len(entry.frame)
+    _write_chunk(connection, chunk)
+    return chunk
+
+
 def _write_chunk(connection: sqlite3.Connection, chunk: list[_Entry]) -> None:
     frames = pack(entry.frame for entry in chunk)
     connection.execute(
         "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)",
         (chunk[0].cursor, chunk[-1].cursor, frames),
-    )
-
-
-def _step_row(cursor: int, frame: Frame, event: StepFinished) -> _StepRow:
-    loss, norm = event.loss, event.grad_norm
-    flags = (NAN_LOSS if loss is not None and loss != loss else 0) | (
-        NAN_GRAD_NORM if norm is not None and norm != norm else 0
-    )
-    scale = event.loss_scale_before
-    return (
-        cursor,
-        frame.attempt,
-        frame.rank,
-        event.optimizer,
-        event.step,
-        0,
-        int(event.applied),
-        None if event.overflow is None else int(event.overflow),
-        event.micro_batches,
-        loss,
-        event.loss_scale_after if scale is None else scale,
-        norm,
-        event.learning_rates[0] if event.learning_rates else None,
-        event.duration_s,
-        event.samples,
-        event.tokens,
-        frame.time,
-        flags,
     )

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwatch import codec, events, fold, fold_commands
+from mpwatch import codec, events, fold_commands, fold_steps
 from mpwatch.codec import HUB_RANK
 from mpwatch.events import Event
 from mpwatch.fold import Fold
-from mpwatch.fold_state import MAX_SEGMENTS, StepCounts
+from mpwatch.fold_state import MAX_ENTRIES, MAX_SEGMENTS, StepCounts
 from mpwatch.quantiles import LogHistogram
 from mpwatch.store import RunView
 from tests.core.golden.make import EXAMPLES
@@ -301,11 +301,11 @@ def test_everything_is_bounded(told: Told) -> None:
         )
         told(events.JobStarted(pid=n), rank=HUB_RANK, attempt=n)
     view = told.fold.view()
-    assert len(view.overflows) == fold.MAX_OVERFLOWS
+    assert len(view.overflows) == fold_steps.MAX_OVERFLOWS
     assert len(view.commands) == fold_commands.MAX_COMMANDS
     assert view.commands[-1].id == "1499"
-    assert len(view.hooks_disabled) == len(view.attempts) == fold.MAX_ENTRIES
-    assert len(view.phase_s) == len(view.memory_bytes) == fold.MAX_PHASES
+    assert len(view.hooks_disabled) == len(view.attempts) == MAX_ENTRIES
+    assert len(view.phase_s) == len(view.memory_bytes) == fold_steps.MAX_PHASES
     assert view.overflow_count == 1499
     assert len(told.fold.dump()) < 500_000
 
