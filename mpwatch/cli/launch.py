@@ -57,8 +57,11 @@ def launch(command: list[str], configuration: Configuration, inject: bool) -> No
         UsageError: the directory that the user named cannot be written.
     """
     environment = _without_outer_agent(given_environment())
+    if not hasattr(signal, "sigtimedwait"):
+        say("runs unwatched: the keeper needs Linux")
+        execute_unwatched(command, environment)
     place = _prepare(command, configuration, inject)
-    if place is None or not hasattr(signal, "sigtimedwait"):
+    if place is None:
         execute_unwatched(command, environment)
     agent = _agent(place, configuration, environment) if inject else None
     specification = {

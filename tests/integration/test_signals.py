@@ -1,5 +1,6 @@
 """Signals through the keeper: each reaches the script once, and its death is told rightly."""
 
+import json
 import os
 import pty
 import signal
@@ -29,7 +30,7 @@ sys.exit(11)
 """
 
 HANDLING = """
-import signal, sys, threading
+import json, signal, sys, threading
 counts = {}
 def note(number, frame):
     counts[number] = counts.get(number, 0) + 1
@@ -39,7 +40,7 @@ print("ready", flush=True)
 wait = threading.Event().wait
 while signal.SIGUSR2 not in counts:
     wait(0.02)
-print({signal.Signals(n).name: c for n, c in sorted(counts.items())}, flush=True)
+print(json.dumps({signal.Signals(n).name: c for n, c in counts.items()}))
 """
 
 WAITING = "import threading; print('ready', flush=True); threading.Event().wait(60)"
@@ -153,7 +154,7 @@ def test_every_other_signal_reaches_the_script_once(place: Place) -> None:
         process.send_signal(signal.Signals[name])
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert eval(output) == dict.fromkeys(names, 1)
+    assert json.loads(output) == dict.fromkeys(names, 1)
 
 
 @pytest.mark.parametrize(
