@@ -79,7 +79,6 @@ class Agent:
         settings = (spec or {}).get("settings", {})
         self._spec = spec
         self._pid = os.getpid()
-        self._bound = False
         self._rank = _rank()
         self._outbox: Outbox | None = None
         self._drafts: deque[StepDraft] = deque()
@@ -96,10 +95,9 @@ class Agent:
         self.loop = Loop(self._step_over, self._tell, self.sampling)
         self.boundary = Boundary(self.loop, self.flush, settings.get("max_steps"))
         self.roots = Roots(
-            self.guard("forward of a root", self.forward_begins),
-            self.guard,
+            self.guard("forward of a root", self.forward_begins), self.guard, self.gate
         )
-        self._faults = self._make_faults(settings.get("inject") or [])
+        self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
         self._handles: list[Any] = []
         self._act_for_watch = self.guard("command in a watched loop", self.act)
@@ -162,40 +160,40 @@ class Agent:
     # --- moments of the loop ----------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Any) -> None:
-        if not self._bound:
-            self._bind()
+        if not self.gate.bound:
+            self.bind()
         self.loop.tracks.of(optimizer)
         self.roots.optimizer_made(optimizer)
 
     def backward_begins(self, tensors: Any) -> None:
-        if not self._bound:
-            self._bind()
-        if self.roots.searching:
-            self.roots.outermost_left()
-        if self._faults is not None:
-            if not self.loop.windows.roots_seen:
-                self._faults.window_forward()
+        """A backward begins where faults are injected; elsewhere the loop is told directly."""
+        assert self.faults is not None
+        if not self.loop.windows.roots_seen:
+            self.faults.window_forward()
         self.loop.backward_begins(tensors)
-        if self._faults is not None:
-            self._faults.phase_begins("backward")
+        self.faults.phase_begins("backward")
 
     def backward_ends(self, completed: bool) -> None:
-        if self._faults is not None:
-            self._faults.backward_done()
+        assert self.faults is not None
+        self.faults.backward_done()
         self.loop.backward_ends(completed)
 
     def loader_begins(self) -> BaseException | None:
-        stop = self.boundary.act(repeat=False)
+        stop = None
+        if not self.loop.windows.unstepped:
+            stop = self.boundary.act(repeat=False)
         self.loop.loader_begins()
-        if self._faults is not None:
-            self._faults.phase_begins("data")
+        if self.faults is not None:
+            self.faults.phase_begins("data")
         return stop
 
-    def forward_begins(self, module: Any, arguments: Any, training: bool) -> BaseException | None:
-        stop = self.boundary.act() if training else None
+    def forward_begins(self, arguments: Any, training: bool) -> BaseException | None:
+        stop = None
+        if training and not self.loop.windows.unstepped:
+            stop = self.boundary.act()
         self.loop.forward_begins(training, arguments)
-        if training and self._faults is not None:
-            self._faults.window_forward()
+        if training and self.faults is not None:
+            self.faults.window_forward()
         return stop
 
     def zero_grad_begins(self) -> BaseException | None:
@@ -221,17 +219,16 @@ class Agent:
             self.loop.scaler_updated()
 
     def clip_begins(self) -> None:
-        if self._faults is not None:
-            self._faults.before_update()
+        if self.faults is not None:
+            self.faults.before_update()
         self.sampling.clip_begins(self.loop)
 
     def clip_ends(self, norm: Any, norm_type: Any) -> None:
         self.sampling.clip_ends(self.loop, norm, norm_type)
 
     def step_begins(self, optimizer: Any) -> None:
-        if not self._bound:
-            self._bind()
-        self.roots.outermost_left()
+        if not self.gate.bound:
+            self.bind()
         self._before_update(optimizer)
         self.loop.step_begins(optimizer)
 
@@ -239,7 +236,7 @@ class Agent:
         self.loop.step_ends(optimizer, completed)
 
     def _before_update(self, optimizer: Any) -> None:
-        faults = self._faults if self._faults is not None and self._leads(optimizer) else None
+        faults = self.faults if self.faults is not None and self._leads(optimizer) else None
         if faults is not None:
             faults.before_update()
         self.loop.before_update(self.loop.tracks.of(optimizer), optimizer)
@@ -290,7 +287,7 @@ class Agent:
             roots=self.roots.names(),
             device=str(self.loop.device or "cpu"),
             scaler=None if scaler is None else type(scaler).__name__,
-            compiled=self.roots.compiles,
+            compiled=self.gate.compiles,
             notes=tuple(clean_text(note, 300) for note in self.roots.notes[:20]),
         )
 
@@ -308,7 +305,7 @@ class Agent:
     def _tell(self, event: Event) -> None:
         if self._outbox is not None:
             self._outbox.put(event)
-        elif not self._bound:
+        elif not self.gate.bound:
             self._early.append(event)
 
     def _tell_at_once(self, event: Event) -> None:
@@ -328,9 +325,9 @@ class Agent:
 
     # --- binding ----------------------------------------------------------------------------
 
-    def _bind(self) -> None:
+    def bind(self) -> None:
         """This process trains: take its rank, or go silent if another process has it."""
-        self._bound = True
+        self.gate.bound = True
         if self._spec is None:
             return
         runtime = Path(self._spec["runtime_directory"])
@@ -415,8 +412,8 @@ class Agent:
             return
         with contextlib.suppress(Exception):
             self.gate.open = False
-            if self._faults is not None:
-                self._faults.at_exit()
+            if self.faults is not None:
+                self.faults.at_exit()
             self.boundary.at_exit()
             self._release(wait=True)
             if not self._said_loop:

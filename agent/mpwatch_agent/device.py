@@ -73,20 +73,22 @@ class Reader:
             return None
         if _function_modes():
             with torch._C.DisableTorchFunction():
-                return self._read(tensor)
-        return self._read(tensor)
-
-    def _read(self, tensor: torch.Tensor) -> Reading:
+                return self._read_elsewhere(tensor)
         if tensor.is_cpu:
             try:
                 value = tensor.item()
             except RuntimeError:
                 # More than one element, or wrapped by a transform of functorch.
                 return None
-            return float(value) if isinstance(value, float | int) else None
-        if tensor.is_cuda and tensor.numel() == 1 and not tensor.is_complex():
-            return self._put(tensor)
-        return None
+            return value if type(value) is float else _real(value)
+        return self._read_elsewhere(tensor)
+
+    def _read_elsewhere(self, tensor: torch.Tensor) -> Reading:
+        if tensor.numel() != 1 or tensor.is_complex():
+            return None
+        if tensor.is_cpu:
+            return float(tensor.item())
+        return self._put(tensor) if tensor.is_cuda else None
 
     def _put(self, tensor: torch.Tensor) -> Reading:
         if torch.cuda.is_current_stream_capturing():
@@ -99,6 +101,10 @@ class Reader:
     def mark(self) -> Any:
         """None when every reading so far is there already, else an event to `query`."""
         return None if self._ring is None else self._ring.mark()
+
+
+def _real(value: Any) -> float | None:
+    return float(value) if isinstance(value, float | int) else None
 
 
 def settle(reading: Reading) -> float | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import dataloader
 
-from mpwatch_agent.loop import inside_backward
 from mpwatch_agent.patches import PatchTable
 from mpwatch_agent.shield import invisible_to_dynamo
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
 
 _is_compiling = torch.compiler.is_compiling
+# -1 outside every backward; a nested one (reentrant checkpointing) is no backward of the script's.
+_graph_task = torch._C._current_graph_task_id
 Wrap = Callable[[Any], Any]
 
 
@@ -63,14 +64,22 @@ def _wrapper(original: Any) -> Callable[[Any], Any]:
 
 def _backward(agent: "Agent") -> Wrap:
     gate = agent.gate
-    begins = agent.guard("backward", agent.backward_begins)
-    ends = agent.guard("end of backward", agent.backward_ends)
+    bind = agent.guard("binding at a backward", agent.bind)
+    disturbed = agent.faults is not None
+    begins = agent.guard(
+        "backward", agent.backward_begins if disturbed else agent.loop.backward_begins
+    )
+    ends = agent.guard(
+        "end of backward", agent.backward_ends if disturbed else agent.loop.backward_ends
+    )
 
     def make(original: Any) -> Any:
         @_wrapper(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not gate.open or _is_compiling() or inside_backward():
+            if not gate.open or (gate.compiles and _is_compiling()) or _graph_task() != -1:
                 return original(*args, **kwargs)
+            if not gate.bound:
+                bind()
             begins(args[0] if args else kwargs.get("tensors"))
             completed = False
             try:
@@ -93,7 +102,7 @@ def _optimizer_made(agent: "Agent") -> Wrap:
         @_wrapper(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 made(self)
 
         return __init__
@@ -113,7 +122,7 @@ def _profile_hook_step(agent: "Agent") -> Wrap:
 
             @_wrapper(hooked)
             def step(*args: Any, **kwargs: Any) -> Any:
-                if not gate.open or _is_compiling():
+                if not gate.open or (gate.compiles and _is_compiling()):
                     return hooked(*args, **kwargs)
                 begins(args[0])
                 completed = False
@@ -140,7 +149,7 @@ def _zero_grad(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not gate.open or _is_compiling():
+            if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self, *args, **kwargs)
             stop = act()
             if stop is not None:
@@ -163,7 +172,7 @@ def _module_zero_grad(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not gate.open or _is_compiling():
+            if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self, *args, **kwargs)
             stop = act()
             if stop is not None:
@@ -187,7 +196,7 @@ def _scale(agent: "Agent") -> Wrap:
         @_wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
-            if gate.open and not _is_compiling():
+            if self._enabled and gate.open and not (gate.compiles and _is_compiling()):
                 scaled(self, outputs, result)
             return result
 
@@ -203,7 +212,7 @@ def _unscale(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def unscale_(self: Any, optimizer: Any) -> Any:
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 begins(self, optimizer)
             return original(self, optimizer)
 
@@ -220,7 +229,7 @@ def _scaler_step(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not gate.open or _is_compiling():
+            if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self, optimizer, *args, **kwargs)
             begins(self, optimizer)
             completed = False
@@ -244,7 +253,7 @@ def _update(agent: "Agent") -> Wrap:
         @_wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 updated(self)
             return result
 
@@ -261,7 +270,7 @@ def _clip_norm(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            if not gate.open or _is_compiling():
+            if not gate.open or (gate.compiles and _is_compiling()):
                 return original(*args, **kwargs)
             begins()
             norm = original(*args, **kwargs)
@@ -280,7 +289,7 @@ def _clip_value(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 begins()
             return original(*args, **kwargs)
 
@@ -297,7 +306,7 @@ def _loader_next(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def __next__(self: Any) -> Any:
-            if not gate.open or _is_compiling():
+            if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self)
             stop = begins()
             if stop is not None:
@@ -321,10 +330,10 @@ def _compile(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 compiles(None)
             result = original(*args, **kwargs)
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 compiles(result)
             return result
 
@@ -340,7 +349,7 @@ def _jit(agent: "Agent", name: str) -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if gate.open and not _is_compiling():
+            if gate.open and not (gate.compiles and _is_compiling()):
                 # Scripting compiles a module's hooks with it, and ours are not TorchScript.
                 release(f"the script uses {name}")
             return original(*args, **kwargs)

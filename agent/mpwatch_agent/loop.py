@@ -14,22 +14,16 @@ import torch
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
 from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.losses import PassedLosses
+from mpwatch_agent.losses import PassedLosses, divisor_of
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
-from mpwatch_agent.tracks import OptimizerTrack
+from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
 from mpwatch_agent.windows import Windows, sizes_of
 
 # Optimizers beyond this many are counted, not reported step by step (one per parameter happens).
 MAX_REPORTED_OPTIMIZERS = 8
 
 _clock = time.perf_counter
-_graph_task = torch._C._current_graph_task_id
-
-
-def inside_backward() -> bool:
-    """Whether this thread runs below a backward (a nested one, or a step inside it)."""
-    return bool(_graph_task() != -1)
 
 
 class Loop:
@@ -107,10 +101,22 @@ class Loop:
     def forward_begins(self, training: bool, arguments: Any) -> None:
         """A root's forward was entered from outside."""
         # Without a loader, what lies between the last step and the forward is where data come from.
-        gap = None if self._drew or not training else "data"
-        self.phases.forward(_clock(), training=training, gap_is=gap)
-        if training:
-            self.windows.forward_begins(arguments)
+        phases = self.phases
+        if not training:
+            if phases.pending_data:
+                phases.settle_data("evaluation")
+            phases.enter("evaluation", _clock())
+            return
+        if phases.pending_data:
+            phases.settle_data("data")
+        phases.enter("forward", _clock(), None if self._drew else "data")
+        windows = self.windows
+        windows.roots_seen = True
+        micro = windows.micro
+        if micro is None or micro.backwards:
+            micro = windows.micro = MicroBatch()
+        if micro.samples is None:
+            micro.samples, micro.tokens = sizes_of(arguments)
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward starts."""
@@ -120,7 +126,8 @@ class Loop:
             micro = windows.backward_begins()
         else:
             # Without a root, what came after the data (or the last step) was the forward.
-            phases.settle_data("data")
+            if phases.pending_data:
+                phases.settle_data("data")
             phases.enter("backward", _clock(), gap_is="forward")
             micro = windows.backward_begins()
             if micro.samples is None:
@@ -129,9 +136,15 @@ class Loop:
         if self.device is None:
             first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
             self.device = getattr(first, "device", None)
-        leader = self.tracks.leader
-        first_of_several = not windows.unstepped and (leader is None or leader.usual_window != 1)
-        self._losses.passed(tensors, micro, look_for_divisor=first_of_several)
+        if micro.losses or type(tensors) is not torch.Tensor:
+            self._losses.passed_several(tensors, micro)
+            return
+        loss = self._losses.behind(tensors)
+        micro.losses.append(self.reader.read(loss))
+        if not windows.unstepped:
+            leader = self.tracks.leader
+            if leader is None or leader.usual_window != 1:
+                micro.divisor = divisor_of(loss)
 
     def backward_ends(self, completed: bool) -> None:
         """The outermost backward returned, or raised."""
@@ -148,11 +161,10 @@ class Loop:
     # --- scaler ---------------------------------------------------------------------------
 
     def loss_scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
-        """`GradScaler.scale` returned. A disabled scaler is no scaler."""
-        if scaler._enabled:
-            self.scaler = scaler
-            self._scaled = True
-            self._losses.scaled(outputs, results)
+        """`GradScaler.scale` of an enabled scaler returned."""
+        self.scaler = scaler
+        self._scaled = True
+        self._losses.scaled(outputs, results)
 
     def scale_reading(self) -> Reading:
         """The loss scale now; None without a scaler or before its first use."""

@@ -28,21 +28,20 @@ class PassedLosses:
             for output, result in zip(outputs, results, strict=False):
                 self.scaled(output, result)
 
-    def passed(self, tensors: Any, micro: MicroBatch, look_for_divisor: bool) -> None:
-        """Read the roots given to a backward into `micro`, as they were before scaling."""
-        unscaled = self._unscaled
-        if isinstance(tensors, torch.Tensor) and not micro.losses:
-            loss: Any = unscaled.get(id(tensors), tensors)
-            unscaled.clear()
-            reading = self._reader.read(loss)
-            micro.losses.append(reading)
-            if look_for_divisor and reading is not None:
-                micro.divisor = divisor_of(loss)
-            return
+    def behind(self, root: torch.Tensor) -> torch.Tensor:
+        """The unscaled loss behind the root of a backward; what was remembered is used up."""
+        if not self._unscaled:
+            return root
+        loss: torch.Tensor = self._unscaled.get(id(root), root)
+        self._unscaled.clear()
+        return loss
+
+    def passed_several(self, tensors: Any, micro: MicroBatch) -> None:
+        """Read several roots, or one more backward of the same micro-batch, into `micro`."""
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for root in roots:
-            micro.losses.append(self._reader.read(unscaled.get(id(root), root)))
-        unscaled.clear()
+            micro.losses.append(self._reader.read(self._unscaled.get(id(root), root)))
+        self._unscaled.clear()
 
 
 def divisor_of(loss: torch.Tensor) -> float | None:

@@ -14,7 +14,7 @@ class PhaseClock:
     `edges` is set on steps whose memory is sampled: then every change of phase is a reading.
     """
 
-    __slots__ = ("_began", "_pending_data", "_seconds", "_since", "edges", "phase")
+    __slots__ = ("_began", "_seconds", "_since", "edges", "pending_data", "phase")
 
     def __init__(self, now: float) -> None:
         self.phase = "other"
@@ -23,14 +23,14 @@ class PhaseClock:
         self._began = now
         self._seconds: dict[str, float] = {}
         # Time inside loaders whose batch may yet turn out to be one for evaluation.
-        self._pending_data = 0.0
+        self.pending_data = 0.0
 
     def enter(self, phase: str, now: float, gap_is: str | None = None) -> None:
         """Leave the current phase for `phase`; `gap_is` names a gap that ends here."""
         left = self.phase
         elapsed = now - self._since
         if left == "data":
-            self._pending_data += elapsed
+            self.pending_data += elapsed
         else:
             name = gap_is or left if left == "other" else left
             seconds = self._seconds
@@ -40,17 +40,10 @@ class PhaseClock:
         self.phase = phase
         self._since = now
 
-    def forward(self, now: float, *, training: bool, gap_is: str | None = None) -> None:
-        """A root's forward begins: what the loader gave was for it."""
-        if self._pending_data:
-            self.settle_data("data" if training else "evaluation")
-        self.enter("forward" if training else "evaluation", now, gap_is)
-
     def settle_data(self, phase: str) -> None:
         """Book the time of loaders not yet booked to `phase`."""
-        if self._pending_data:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._pending_data
-            self._pending_data = 0.0
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + self.pending_data
+        self.pending_data = 0.0
 
     def forward_was_not_training(self) -> None:
         """The forward that just ran had no backward: its time is not this step's forward."""
@@ -59,8 +52,9 @@ class PhaseClock:
 
     def take(self, now: float) -> tuple[float, dict[str, float]]:
         """End the step: its duration in seconds, and the seconds of each phase."""
-        self.settle_data("data")
         self.enter("other", now)
+        if self.pending_data:
+            self.settle_data("data")
         seconds, self._seconds = self._seconds, {}
         duration, self._began = now - self._began, now
         return duration, seconds

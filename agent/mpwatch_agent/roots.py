@@ -13,23 +13,30 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpwatch_agent.shield import Gate
+
 _is_compiling = torch.compiler.is_compiling
 
 
+Begins = Callable[[Any, bool], BaseException | None]
+
+
 class RootHook:
-    """One forward hook on one root. Pickles to something harmless, copies to itself."""
+    """The pre-hook on one root. Pickles to something harmless, copies to itself."""
 
-    def __init__(self, module: nn.Module, call: Callable[..., None]) -> None:
+    def __init__(self, module: nn.Module, begins: Begins) -> None:
         self._module = weakref.ref(module)
-        self._call = call
+        self._begins = begins
 
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+    def __call__(self, module: nn.Module, arguments: Any, named: Any = None) -> None:
         # First, so that a trace through this module sees a constant and nothing of ours.
-        if _is_compiling():
-            return
         # A deep copy (EMA, target network) carries this hook and is not the root.
-        if self._module() is module:
-            self._call(module, *arguments)
+        if _is_compiling() or self._module() is not module:
+            return
+        training = module.training and torch.is_grad_enabled()
+        stop = self._begins(arguments or named, training)
+        if stop is not None:
+            raise stop
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RootHook":
         return self
@@ -42,15 +49,17 @@ class RootHook:
 class Roots:
     """Finds roots and holds the handles of their hooks.
 
-    `begins(module, arguments, training)` is a guarded callback; it may return an exception that
-    the script is to see (a stop at the boundary).
+    `begins(arguments, training)` is a guarded callback; it may return an exception that the script
+    is to see (a stop at the boundary).
     """
 
     def __init__(
         self,
-        begins: Callable[[nn.Module, Any, bool], BaseException | None],
+        begins: Begins,
         guard: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+        gate: Gate,
     ) -> None:
+        self._gate = gate
         self._begins = begins
         self._look = guard("root search", self._consider)
         self._owned: set[int] = set()
@@ -59,16 +68,7 @@ class Roots:
         self._handles: list[tuple[bool, Any]] = []
         self._compiled: list[weakref.ref[nn.Module]] = []
         self._search: Any = None
-        # Inside a root while others are searched for: its submodules are no roots.
-        self._inside: weakref.ref[nn.Module] | None = None
-        self._leaving: Any = None
-        self.compiles = False
         self.notes: list[str] = []
-
-    @property
-    def searching(self) -> bool:
-        """Whether every module's forward is looked at."""
-        return self._search is not None
 
     def names(self) -> tuple[str, ...]:
         """Class names of the roots found."""
@@ -83,7 +83,7 @@ class Roots:
     def optimizer_made(self, optimizer: Any) -> None:
         """Look for the module that owns this optimizer's parameters."""
         self._owned.update(id(p) for group in optimizer.param_groups for p in group["params"])
-        if self.compiles:
+        if self._gate.compiles:
             self._hook_compiled()
         elif self._search is None:
             hook = nn.modules.module.register_module_forward_pre_hook
@@ -96,7 +96,7 @@ class Roots:
             self._search = None
 
     def _on_any_forward(self, module: nn.Module, arguments: Any) -> None:
-        if self._inside is not None or _is_compiling():
+        if _is_compiling():
             return
         stop = self._look(module, arguments)
         if stop is not None:
@@ -105,6 +105,7 @@ class Roots:
     def _consider(self, module: nn.Module, arguments: Any) -> BaseException | None:
         if not torch.is_grad_enabled() or not module.training:
             return None
+        # The outermost module is called first; what it covers is no root by itself any more.
         mine = {id(p) for p in module.parameters()} & self._owned
         if not mine - self._covered:
             return None
@@ -113,11 +114,9 @@ class Roots:
         self._hook(module, plain=True)
         if self._covered >= self._owned:
             self.stop_search()
-        else:
-            self._inside = weakref.ref(module)
         # The hook just put on misses this very call.
         training = torch.is_grad_enabled() and module.training
-        return self._begins(module, arguments, training)
+        return self._begins(arguments, training)
 
     # --- hooks on roots ---------------------------------------------------------------------
 
@@ -125,34 +124,16 @@ class Roots:
         if getattr(module, "_compiled_call_impl", None) is not None:
             self.notes.append(f"{type(module).__name__} is compiled in place: no forward times")
             return
-        before = RootHook(module, self._before_call)
-        self._handles.append((plain, module.register_forward_pre_hook(before, with_kwargs=True)))
-        if plain and self._search is not None:
-            after = RootHook(module, self._after_call)
-            self._handles.append((plain, module.register_forward_hook(after, always_call=True)))
-
-    def _before_call(self, module: nn.Module, arguments: Any, named: Any) -> None:
-        training = torch.is_grad_enabled() and module.training
-        if self._search is not None and self._inside is None:
-            self._inside = weakref.ref(module)
-        stop = self._begins(module, arguments or named, training)
-        if stop is not None:
-            raise stop
-
-    def _after_call(self, module: nn.Module, *rest: Any) -> None:
-        if self._inside is not None and self._inside() is module:
-            self._inside = None
-
-    def outermost_left(self) -> None:
-        """A backward or step runs in the main flow: no root is open (one may have been aborted)."""
-        self._inside = None
+        before = RootHook(module, self._begins)
+        handle = module.register_forward_pre_hook(before, with_kwargs=True)
+        self._handles.append((plain, handle))
 
     # --- compilation ------------------------------------------------------------------------
 
     def script_compiles(self, result: Any) -> None:
         """`torch.compile` was called: nothing of ours may stand where Dynamo could trace it."""
-        if not self.compiles:
-            self.compiles = True
+        if not self._gate.compiles:
+            self._gate.compiles = True
             self.release("the script uses torch.compile")
         if isinstance(result, nn.Module):
             self._compiled.append(weakref.ref(result))
@@ -175,7 +156,6 @@ class Roots:
         for handle in had:
             handle.remove()
         self._handles = [(plain, handle) for plain, handle in self._handles if not plain]
-        self.outermost_left()
         self.notes.append(f"{reason}: forward is timed from the data's arrival")
 
     def remove(self) -> None:

@@ -25,10 +25,14 @@ class Gate:
     the part of it for what is only done on sampled steps.
     """
 
-    __slots__ = ("open", "own_s", "sampled_s")
+    __slots__ = ("bound", "compiles", "open", "own_s", "sampled_s")
 
     def __init__(self) -> None:
         self.open = False
+        # This process has taken its rank (or found that another one has it).
+        self.bound = False
+        # The script compiles: only then may a wrapper be reached by a trace.
+        self.compiles = False
         self.own_s = 0.0
         self.sampled_s = 0.0
 

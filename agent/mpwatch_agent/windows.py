@@ -11,6 +11,8 @@ import torch
 
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack, Probe, Tracks
 
+# What token ids come in; a matrix of them is a batch of sequences.
+_TOKENS = frozenset({torch.int64, torch.int32})
 Before = list[tuple[OptimizerTrack, list[Probe]]]
 
 
@@ -36,15 +38,6 @@ class Windows:
 
     # --- micro-batches ------------------------------------------------------------------------
 
-    def forward_begins(self, arguments: Any) -> None:
-        """A training forward of a root: a new micro-batch, if the last one had its backward."""
-        self.roots_seen = True
-        micro = self.micro
-        if micro is None or micro.backwards:
-            micro = self.micro = MicroBatch()
-        if micro.samples is None:
-            micro.samples, micro.tokens = sizes_of(arguments)
-
     def forward_was_not_training(self) -> bool:
         """The loader was asked for more before any backward: that forward was no micro-batch."""
         if self.micro is None or self.micro.backwards:
@@ -58,6 +51,12 @@ class Windows:
         micro = self.micro
         if micro is None or (micro.backwards and not self.roots_seen):
             micro = self.micro = MicroBatch()
+        if not self.clears_by_hook or len(self.tracks.live) > 1:
+            self._look_before()
+        return micro
+
+    def _look_before(self) -> None:
+        """What cannot be known from calls alone: gradients set to None, and whose they will be."""
         tracks = self.tracks.live
         if not self.clears_by_hook:
             for track in tracks:
@@ -65,7 +64,6 @@ class Windows:
                     self.discard(track)
         if len(tracks) > 1:
             self._before = [(track, track.probe()) for track in tracks]
-        return micro
 
     def backward_ends(self, completed: bool) -> None:
         """The outermost backward returned, or raised: then nothing is counted."""
@@ -87,7 +85,9 @@ class Windows:
             self._before = []
         else:
             for track in self.tracks.live:
-                track.add(micro)
+                if track.last_micro is not micro:
+                    track.window.append(micro)
+                    track.last_micro = micro
 
     def micro_index(self) -> int:
         """Position of the open micro-batch in the leader's window, from 0."""
@@ -148,11 +148,14 @@ def _changed(before: list[Probe], after: list[Probe]) -> bool:
 
 def sizes_of(arguments: Any) -> tuple[int | None, int | None]:
     """(samples, tokens) of a batch: from its first tensor that has a batch dimension."""
-    found = _first_batch(arguments, 3)
-    if found is None:
-        return None, None
-    whole = not found.is_floating_point() and not found.is_complex()
-    return found.shape[0], found.numel() if whole and found.dim() == 2 else None
+    found = arguments[0] if type(arguments) is tuple and arguments else arguments
+    if type(found) is not torch.Tensor or not found.dim():
+        found = _first_batch(arguments, 3)
+        if found is None:
+            return None, None
+    shape = found.shape
+    tokens = len(shape) == 2 and found.dtype in _TOKENS
+    return shape[0], shape[0] * shape[1] if tokens else None
 
 
 def _first_batch(value: Any, depth: int) -> torch.Tensor | None:

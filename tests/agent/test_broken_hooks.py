@@ -38,6 +38,7 @@ REACHED = [
     "end of DataLoader",
 ]
 NOT_REACHED = [
+    "binding at a backward",
     "Module.zero_grad",
     "command in a watched loop",
     "torch.compile",
