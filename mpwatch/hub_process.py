@@ -17,28 +17,22 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import zmq
 
-from mpwatch import keeper_tail, rendezvous, wire
+from mpwatch import rendezvous, wire
 from mpwatch.codec import PROTOCOL
 from mpwatch.errors import MpwatchError, RecordUnreadable
 from mpwatch.hub import Hub, Outgoing
-from mpwatch.keeper_tail import KeeperTail
+from mpwatch.job_watch import JobWatch
 from mpwatch.record import Record
-from mpwatch.system import SystemSampler
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 
 POLL_S: Final = 0.2
 # Time for messages from agents between two looks at the watchers.
 TURN_S: Final = 0.05
 MAX_TOLD: Final = 100
-SAMPLE_EVERY_S: Final = 5.0
-LOOK_FOR_LIFE_EVERY_S: Final = 0.5
-GONE_FOR_S: Final = 2.0
-# Started without a keeper, before any rank has shown up.
-WAIT_FOR_FIRST_RANK_S: Final = 60.0
 QUIET_S: Final = 0.05
 DRAIN_S: Final = 1.5
 # Without a record, who follows has no other place to read the last events.
@@ -62,16 +56,11 @@ class HubProcess:
         """Take over the run in `directory`; the lock is held already."""
         self._directory = directory
         self._runtime = rendezvous.runtime_directory(directory)
-        self._run_file = rendezvous.read_json(directory / rendezvous.RUN_FILE) or {}
-        run = str(self._run_file.get("run_id") or directory.name)
+        run_file = rendezvous.read_json(directory / rendezvous.RUN_FILE) or {}
+        run = str(run_file.get("run_id") or directory.name)
         self._record = _open_record(directory, run, recorded)
         self.hub = Hub(run, self._record, self._trouble)
-        self._tail = KeeperTail(directory / rendezvous.KEEPER_FILE)
-        self._sampler = SystemSampler(directory)
-        self._sampled_at = 0.0
-        self._looked_at = 0.0
-        self._alive_at = self._started_at = time.monotonic()
-        self._exit_entries: list[dict[str, Any]] = []
+        self._job = JobWatch(directory, run_file, self.hub)
         self._told: set[str] = set()
         self.ending = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -100,11 +89,11 @@ class HubProcess:
         """Serve until the end, then drain, commit and close."""
         try:
             self.hub.start(os.getpid(), time.time())
-            while not self.ending:
+            while not self.ending and not self._job.over:
                 self._turn(POLL_S)
-                self._guarded(self._read_keeper)
-                self._guarded(self._sample)
-                self._guarded(self._look_for_life)
+                self._guarded(lambda: self._job.read_keeper(self._is_quiet))
+                self._guarded(self._job.sample)
+                self._guarded(self._job.look_for_life)
             self._drain()
         finally:
             self._close()
@@ -121,6 +110,14 @@ class HubProcess:
             self._receive(self._watchers, self.hub.on_watch_message)
         self._guarded(lambda: self.hub.tick(time.time()))
         return heard
+
+    def _is_quiet(self) -> bool:
+        """Whether no agent says anything for a moment; watchers are answered meanwhile."""
+        until = time.monotonic() + QUIET_S
+        while (left := until - time.monotonic()) > 0:
+            if self._turn(left):
+                return False
+        return True
 
     def _receive(self, socket: zmq.Socket[bytes], handle: _Handle) -> bool:
         """Handle what is there, for a while: the other socket waits meanwhile."""
@@ -163,88 +160,15 @@ class HubProcess:
             if outgoing.to_agent:
                 self.hub.desk.lost(outgoing.parts[0])
 
-    # --- keeper and processes -------------------------------------------------------------
-
-    def _read_keeper(self) -> None:
-        now = time.time()
-        for entry in self._tail.entries():
-            kind = entry.get("event")
-            if kind == "spawned":
-                self._tell_exits()
-                self._job_started(entry, now)
-            elif kind == "exited":
-                self._exit_entries.append(entry)
-            elif kind == "ended":
-                self.ending = True
-        if self._exit_entries and not self._turn(QUIET_S):
-            # What the script said last comes before its exit.
-            self._tell_exits()
-
-    def _job_started(self, entry: dict[str, Any], now: float) -> None:
-        event = keeper_tail.job_started(entry)
-        if event is not None:
-            at = keeper_tail.time_of(entry, now)
-            self.hub.job_started(event, keeper_tail.attempt_of(entry), at, now)
-
-    def _tell_exits(self) -> None:
-        for entry in self._exit_entries:
-            event = keeper_tail.job_exited(entry)
-            if event is not None:
-                at = keeper_tail.time_of(entry, time.time())
-                self.hub.job_exited(event, keeper_tail.attempt_of(entry), at)
-        self._exit_entries.clear()
-
-    def _sample(self) -> None:
-        now = time.monotonic()
-        if self.hub.job_is_over() or now - self._sampled_at < SAMPLE_EVERY_S:
-            return
-        self._sampled_at = now
-        roots = [pid for pid, started in self._processes() if rendezvous.is_alive(pid, started)]
-        if roots:
-            sampled = self._sampler.sample(roots, now)
-            self.hub.say(sampled, time.time())
-
-    def _processes(self) -> list[tuple[int, int | None]]:
-        """The job as this run knows it: what the keeper spawned last, and the ranks."""
-        state = self._record.fold.state
-        known: list[tuple[int, int | None]] = []
-        if state.attempts and state.attempts[-1].pid and state.attempts[-1].ended_at is None:
-            known.append((state.attempts[-1].pid, state.attempts[-1].process_start_time))
-        known += [
-            (rank.pid, rank.process_start_time)
-            for rank in state.ranks.values()
-            if rank.pid is not None
-        ]
-        return known
-
-    def _look_for_life(self) -> None:
-        """End when keeper and job are gone; by pid and start time, since pids are reused."""
-        now = time.monotonic()
-        if now - self._looked_at < LOOK_FOR_LIFE_EVERY_S:
-            return
-        if now - self._looked_at > GONE_FOR_S:
-            self._alive_at = now  # this hub was stopped itself
-        self._looked_at = now
-        keeper = self._run_file.get("keeper")
-        known = self._processes()
-        if isinstance(keeper, dict) and isinstance(keeper.get("pid"), int):
-            known.append((keeper["pid"], keeper.get("start_time")))
-        elif not known and now - self._started_at < WAIT_FOR_FIRST_RANK_S:
-            return
-        if any(rendezvous.is_alive(pid, started) for pid, started in known):
-            self._alive_at = now
-        elif now - self._alive_at > GONE_FOR_S:
-            self.ending = True
-
     # --- the end --------------------------------------------------------------------------
 
     def _drain(self) -> None:
         """Take what is still in the sockets, until they are quiet."""
         until = time.monotonic() + DRAIN_S
-        while time.monotonic() < until and self._turn(QUIET_S):
+        while time.monotonic() < until and not self._is_quiet():
             pass
-        self._read_keeper()
-        self._tell_exits()
+        self._guarded(lambda: self._job.read_keeper(lambda: True))
+        self._guarded(self._job.tell_exits)
         if self._record.path is None:
             until = time.monotonic() + LINGER_WITHOUT_RECORD_S
             while time.monotonic() < until:
@@ -283,8 +207,9 @@ def _take_lock(runtime: Path) -> int | None:
         time.sleep(0.02)
     # Who only wants to know whether a hub is there reads this instead of taking the lock.
     pid = os.getpid()
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{pid} {rendezvous.process_start_time(pid)}\n".encode())
+    words = f"{pid} {rendezvous.process_start_time(pid)}\n"
+    with contextlib.suppress(OSError):  # a full disk
+        os.pwrite(descriptor, words.ljust(64).encode(), 0)
     return descriptor
 
 
