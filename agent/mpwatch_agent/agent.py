@@ -11,6 +11,7 @@ import platform
 import struct
 import sys
 import time
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ class Agent:
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
         self._handles: list[Any] = []
+        self._adopted: list[weakref.ref[Any]] = []
         self._act_for_watch = self.guard("command in a watched loop", self.act)
 
     def _make_faults(self, texts: list[str]) -> Faults | None:
@@ -120,6 +122,9 @@ class Agent:
 
     def adopt(self, optimizer: Any) -> None:
         """Watch an optimizer that was made before the hooks were put on."""
+        if any(known() is optimizer for known in self._adopted):
+            return
+        self._adopted.append(weakref.ref(optimizer))
         self.optimizer_made(optimizer)
         if not getattr(type(optimizer).step, "mpwatch_sees", False):
             begins = self.guard("step of an adopted optimizer", self.step_begins)
@@ -156,6 +161,7 @@ class Agent:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._adopted.clear()
 
     # --- moments of the loop ----------------------------------------------------------------
 
