@@ -114,12 +114,12 @@ class Hub:
         attempts = self.record.fold.state.attempts
         return bool(attempts) and attempts[-1].ended_at is not None
 
-    def finish(self, now: float) -> list[Outgoing]:
-        """Nothing will come any more: no command stays without an outcome; commit and close."""
-        for refusal in self.desk.refusals():
-            self.say(refusal, now)
+    def finish(self, now: float, over: bool = True) -> None:
+        """Commit and close. When the job is `over`, no command stays without an outcome."""
+        if over:
+            for refusal in self.desk.refusals():
+                self.say(refusal, now)
         self.record.close(now)
-        return []
 
     # --- from agents ----------------------------------------------------------------------
 

@@ -175,7 +175,8 @@ class HubProcess:
                 self._turn(QUIET_S)
 
     def _close(self) -> None:
-        self._guarded(lambda: self.hub.finish(time.time()))
+        over = self._job.over or self.hub.job_is_over()
+        self._guarded(lambda: self.hub.finish(time.time(), over))
         self._agents.close()
         self._watchers.close()
         self._context.term()

@@ -1,6 +1,7 @@
 """The hub without sockets: what it takes, what it counts, what it answers, who gets which order."""
 
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,50 @@ def test_odd_questions_are_answered(bench: Bench) -> None:
         assert type(reply).__name__ in {"ChangesReply", "StepsReply"}
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["say", "poll", "tick", "crash"]), st.integers(0, 400)),
+        max_size=40,
+    )
+)
+def test_watchers_see_one_history_whatever_happens_to_hubs(ops: list[tuple[str, int]]) -> None:
+    """Also when a hub is killed with events that nobody has committed or been told of."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "record.sqlite"
+        bench = Bench(Record(path, RUN))
+        sequence = 0
+        seen: list[list[tuple[int, bytes]]] = [[], [], []]
+
+        def poll(watcher: int, limit: int) -> bool:
+            told = seen[watcher]
+            after = told[-1][0] if told else 0
+            reply, _ = bench.ask(Changes(id=1, after=after, limit=limit))
+            told += [(cursor, bytes(data)) for cursor, data in reply.frames]
+            return bool(reply.frames)
+
+        for op, number in [*ops, ("tick", 0)]:
+            bench.now += 0.001 * number
+            if op == "say":
+                bench.say(sequence, *(step(sequence + n + 1) for n in range(number)))
+                sequence += number
+            elif op == "poll":
+                poll(number % 3, number)
+            elif op == "tick":
+                bench.tick(1.0)
+            else:
+                bench.hub.record._disconnect()
+                now, bench = bench.now, Bench(Record(path, RUN))
+                bench.now = max(now, T0)
+        bench.now += 1.0
+        for watcher in range(3):
+            while poll(watcher, 99):
+                pass
+        assert seen[0] == seen[1] == seen[2]
+        assert [cursor for cursor, _ in seen[0]] == list(range(1, len(seen[0]) + 1))
+        bench.hub.finish(bench.now)
+
+
 # --- commands -----------------------------------------------------------------------------
 
 
@@ -448,6 +493,15 @@ def test_a_command_that_waits_when_the_hub_ends_is_refused(tmp_path: Path) -> No
     again = Record(tmp_path / "r", RUN)
     assert [seen.outcome for seen in again.view().commands] == ["refused"]
     again.close(T0)
+
+
+def test_a_command_outlives_a_hub_that_ends_before_the_job(tmp_path: Path) -> None:
+    bench = Bench(Record(tmp_path / "r", RUN))
+    bench.send(Pause())
+    bench.hub.finish(T0, over=False)
+    again = Bench(Record(tmp_path / "r", RUN))
+    assert again.say(0, bound()) == [(b"agent", "pause", "c1")]
+    again.hub.finish(T0)
 
 
 def test_a_new_hub_hands_on_what_its_predecessor_could_not(tmp_path: Path) -> None:
