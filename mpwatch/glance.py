@@ -24,6 +24,7 @@ class _Counts(msgspec.Struct):
 class _Rank(msgspec.Struct):
     bound_at: float | None = None
     paused: bool = False
+    exited: bool = False
     error_type: str | None = None
     error: str | None = None
 
@@ -63,6 +64,7 @@ def _evidence(fold: _Fold) -> Evidence:
         error=None if failed is None else failed.error,
         paused=any(rank.paused for rank in fold.ranks.values()),
         stalled=fold.silent_s is not None,
+        exited=any(rank.exited for rank in fold.ranks.values()),
     )
 
 
@@ -76,4 +78,5 @@ def evidence_of(view: "RunView") -> Evidence:
         error=view.error,
         paused=view.paused,
         stalled=view.stalled,
+        exited=any(rank.exited for rank in view.ranks),
     )

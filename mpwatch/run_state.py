@@ -32,6 +32,7 @@ class Evidence(NamedTuple):
     error: str | None = None
     paused: bool = False
     stalled: bool = False
+    exited: bool = False
 
 
 class Attempt(NamedTuple):
@@ -80,6 +81,9 @@ def ended_state(attempt: Attempt, evidence: Evidence) -> State:
     """The state of a run whose last attempt ended."""
     if attempt.cause == "stop_now":
         return "stopped"
+    if attempt.cause == "served":
+        # Nobody's child: what the agent said last is all there is.
+        return _served_state(evidence)
     if attempt.exit_code == 0:
         if evidence.bound is False:
             return "never_trained"
@@ -96,6 +100,14 @@ def ended_state(attempt: Attempt, evidence: Evidence) -> State:
     if asked in ("SIGTERM", "SIGHUP"):
         return "preempted"
     return "oom" if _out_of_memory(evidence) else "crashed"
+
+
+def _served_state(evidence: Evidence) -> State:
+    if evidence.error_type:
+        return "oom" if _out_of_memory(evidence) else "crashed"
+    if not evidence.exited:
+        return "lost"
+    return "stopped" if evidence.stopping == "stop_at_boundary" else "finished"
 
 
 def live_state(evidence: Evidence) -> State:
@@ -118,6 +130,8 @@ def cause_of(attempt: Attempt, evidence: Evidence, last: bool) -> str | None:
         return "the command could not be started"
     if attempt.cause == "stop_now":
         return "stopped by request"
+    if attempt.cause == "served":
+        return evidence.error_type or evidence.stopping
     if attempt.cause == "oom_kill":
         return "killed by the kernel: out of memory"
     if last and attempt.exit_code == 0:

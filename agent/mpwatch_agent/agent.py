@@ -142,11 +142,11 @@ class Agent:
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
 
-    def detach(self) -> None:
-        """End watching this process: take the hooks off and say so to the hub."""
+    def detach(self, error: BaseException | None = None) -> None:
+        """End watching this process, because of `error` or none, and say so to the hub."""
         if self.gate.open:
             self.remove()
-            self._exit()
+            self._exit(error)
 
     def guarded_act(self) -> None:
         """Let commands act, from a loop that asks by itself."""
@@ -412,8 +412,8 @@ class Agent:
             self._outbox = None
         self._drafts.clear()
 
-    def _exit(self) -> None:
-        """At the interpreter's end, in the process that was bound."""
+    def _exit(self, error: BaseException | None = None) -> None:
+        """At the interpreter's end (or when detached), in the process that was bound."""
         if os.getpid() != self._pid or self._outbox is None:
             return
         with contextlib.suppress(Exception):
@@ -424,15 +424,14 @@ class Agent:
             self._release(wait=True)
             if not self._said_loop:
                 self._tell(self._loop_found())
-            self._tell(self._last_words())
+            # The interpreter keeps an uncaught exception; no hook of the script is replaced.
+            self._tell(self._last_words(error or getattr(sys, "last_value", None)))
             self._write_counters()
         outbox, self._outbox = self._outbox, None
         with contextlib.suppress(Exception):
             outbox.close(EXIT_LINGER_S)
 
-    def _last_words(self) -> AgentExited:
-        # The interpreter keeps the uncaught exception here; no hook of the script is replaced.
-        error = getattr(sys, "last_value", None)
+    def _last_words(self, error: BaseException | None) -> AgentExited:
         return AgentExited(
             steps=self.loop.steps,
             error_type=None if error is None else type(error).__name__,

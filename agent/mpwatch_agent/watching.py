@@ -109,7 +109,7 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.detach()
+        self._agent.detach(error)
 
 
 def _start_hub(name: str | None) -> dict[str, Any] | None:

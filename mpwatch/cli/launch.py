@@ -56,17 +56,17 @@ def launch(command: list[str], configuration: Configuration, inject: bool) -> No
     Raises:
         UsageError: the directory that the user named cannot be written.
     """
-    environment = _without_outer_agent(given_environment())
+    environment = _without_outeragent_specification(given_environment())
     if not hasattr(signal, "sigtimedwait"):
         say("runs unwatched: the keeper needs Linux")
         execute_unwatched(command, environment)
-    place = _prepare(command, configuration, inject)
+    place = prepare(command, configuration, inject)
     if place is None:
         execute_unwatched(command, environment)
-    agent = _agent(place, configuration, environment) if inject else None
+    agent = agent_specification(place, configuration, environment) if inject else None
     specification = {
         "run_directory": str(place.directory),
-        "hub": _hub_command(place) if place.runtime is not None else None,
+        "hub": hub_command(place) if place.runtime is not None else None,
         "agent": agent,
         "inject": _inject_directory() if agent is not None else None,
         "die_with_keeper": configuration.value("die_with_keeper"),
@@ -109,7 +109,7 @@ def _become_keeper(
         execute_unwatched(command, environment)
 
 
-def _without_outer_agent(environment: dict[str, str]) -> dict[str, str]:
+def _without_outeragent_specification(environment: dict[str, str]) -> dict[str, str]:
     """A run started inside another run's command is its own: undo what the outer keeper set."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
         outer = json.loads(environment.pop(AGENT_VARIABLE))
@@ -121,7 +121,7 @@ def _without_outer_agent(environment: dict[str, str]) -> dict[str, str]:
     return environment
 
 
-def _agent(
+def agent_specification(
     place: Place, configuration: Configuration, environment: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """What the agent finds in its environment; None where no agent can get in or talk."""
@@ -150,12 +150,12 @@ def _inject_directory() -> str | None:
     return None
 
 
-def _hub_command(place: Place) -> list[str]:
+def hub_command(place: Place) -> list[str]:
     words = [sys.executable, "-P", "-m", "mpwatch.hub_process", str(place.directory)]
     return words if place.recorded else [*words, "--no-record"]
 
 
-def _prepare(command: list[str], configuration: Configuration, inject: bool) -> Place | None:
+def prepare(command: list[str], configuration: Configuration, inject: bool) -> Place | None:
     """Make the run's directories and run.json; None: there is no place at all."""
     if not configuration.value("no_record"):
         try:
@@ -222,7 +222,7 @@ def _write_run_file(
     pid = os.getpid()
     entry = {
         "run_id": place.run_id,
-        "name": configuration.value("name"),
+        "name": configuration.value("name") or name_of(command),
         "argv": redact(command),
         "cwd": os.getcwd(),
         "python_version": sys.version.split()[0],
@@ -238,6 +238,16 @@ def _write_run_file(
         "plan": configuration.plan,
     }
     rendezvous.write_json(place.directory / rendezvous.RUN_FILE, entry)
+
+
+def name_of(command: Sequence[str]) -> str | None:
+    """A name for a run that was given none: its script's or module's, else its command's."""
+    words = [*command]
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is None and "-m" in words[1:-1]:
+        script = words[words.index("-m", 1) + 1].rpartition(".")[2]
+    name = clean_text(os.path.basename(script or words[0]).removesuffix(".py"), 80)
+    return name or None
 
 
 def _is_terminal() -> bool:

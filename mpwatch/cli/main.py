@@ -25,6 +25,7 @@ VERBS: Final = {
     "tail": ("mpwatch.cli.tail", "print a run's events as they come"),
     "ctl": ("mpwatch.cli.ctl", "give a running job a command and wait for its outcome"),
     "config": ("mpwatch.cli.config", "print the resolved configuration with its origins"),
+    "serve": ("mpwatch.cli.serve", ""),
     "plan": ("mpwatch.cli.plan", "say which configuration fits a card"),
 }
 SHORT_VERBS: Final = frozenset({"ls", "ctl"})
@@ -126,7 +127,8 @@ def _parse(parser: Parser, words: list[str]) -> argparse.Namespace | None:
 
 
 def _overview() -> str:
-    lines = [f"  {verb:8}{VERBS[verb][1]}" for verb in _built_verbs()]
+    # A verb without a line is for programs: `serve` is what `watch()` calls.
+    lines = [f"  {verb:8}{VERBS[verb][1]}" for verb in _built_verbs() if VERBS[verb][1]]
     return "\n".join(
         [
             "usage: mpwatch VERB [ARGUMENTS]      mpwatch VERB --help",

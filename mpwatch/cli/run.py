@@ -31,6 +31,10 @@ _SWITCHES = frozenset(
 )
 
 
+# Options of ours that many scripts have as well, their parser often in another file.
+_COMMON = frozenset({"--name"})
+
+
 class Target(NamedTuple):
     """What to run. `kind`: "script", "module" or "command"; `words` begins with what it names."""
 
@@ -85,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(target)
     configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
     _name_unapplied_plan(configuration)
-    _warn_of_misplaced_option(target)
+    _refuse_misplaced_option(target)
     command = _command(target)
     flag = isolating_flag(command) if target.kind == "command" else None
     if flag is not None:
@@ -135,19 +139,33 @@ def _name_unapplied_plan(configuration: Configuration) -> None:
             say(f"plan: {name} = {value} is not applied in this version; the script's own stays")
 
 
-def _warn_of_misplaced_option(target: Target) -> None:
-    """An option of ours right after the script went to the script, which may want it or not."""
-    if target.kind == "command" or len(target.words) < 2:
+def _refuse_misplaced_option(target: Target) -> None:
+    """An option that is only ours, after the script, was meant for us and would be lost on it.
+
+    Raises:
+        UsageError: the script's text knows no such option. Names that many scripts have, and
+            scripts whose text cannot be looked at, get the benefit of the doubt.
+    """
+    if target.kind != "script":
         return
-    flag = target.words[1].partition("=")[0]
-    if flag not in options.BY_FLAG or (target.kind == "script" and _mentions(target, flag)):
-        return
-    say(f"{flag} went to {clean_text(target.words[0], 100)}; mpwatch's options come before it")
+    for word in target.words[1:]:
+        flag = word.partition("=")[0]
+        if word == "--":
+            return
+        ours = flag in options.BY_FLAG and flag not in _COMMON
+        if ours and not _mentions(target, flag.lstrip("-").replace("-", "_")):
+            script = clean_text(target.words[0], 100)
+            raise UsageError(
+                f"{flag} is mpwatch's and comes before the script: mpwatch run {flag} ... {script}"
+                f" (if it is the script's: mpwatch run -- python {script} ...)"
+            )
 
 
-def _mentions(target: Target, flag: str) -> bool:
+def _mentions(target: Target, name: str) -> bool:
+    """Whether the script's text knows an option `name`, written with either dash."""
     try:
         with open(target.words[0], "rb") as file:
-            return flag.encode() in file.read(1 << 20)
+            text = file.read(1 << 20).replace(b"-", b"_")
     except OSError:
-        return False
+        return True
+    return name.encode() in text

@@ -78,16 +78,24 @@ def test_what_a_person_typed_cannot_command_the_terminal(place: Place) -> None:
         assert b"\x1b" not in done.stderr
 
 
-def test_an_option_after_the_script_is_the_scripts(place: Place) -> None:
-    """Said once, unless the script's text shows that it has such an option itself."""
-    done = place.mpwatch("run", "script.py", "--headless")
-    assert (done.returncode, done.stdout) == (0, b"ran\n")
-    assert done.stderr == (
-        b"mpwatch: --headless went to script.py; mpwatch's options come before it\n"
+@pytest.mark.parametrize("words", [["--headless"], ["--lr", "1", "--max-steps=3"]])
+def test_an_option_of_ours_after_the_script_is_refused(place: Place, words: list[str]) -> None:
+    done = place.mpwatch("run", "script.py", *words)
+    assert (done.returncode, done.stdout) == (2, b"")
+    flag = words[-1].partition("=")[0]
+    assert done.stderr.decode() == (
+        f"mpwatch: {flag} is mpwatch's and comes before the script: "
+        f"mpwatch run {flag} ... script.py "
+        "(if it is the script's: mpwatch run -- python script.py ...)\n"
     )
-    place.script("import sys; print(sys.argv[1:])  # knows --name", "own.py")
-    done = place.mpwatch("run", "own.py", "--name", "x")
-    assert (done.stdout, done.stderr) == (b"['--name', 'x']\n", b"")
+    assert not place.runs()
+
+
+def test_an_option_that_the_script_has_itself_is_the_scripts(place: Place) -> None:
+    place.script("import sys; print(sys.argv[1:])  # knows --max_steps", "own.py")
+    done = place.mpwatch("run", "own.py", "--max-steps", "3", "--name", "x", "--", "--headless")
+    assert done.stdout == b"['--max-steps', '3', '--name', 'x', '--', '--headless']\n"
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_help_and_version(place: Place) -> None:
