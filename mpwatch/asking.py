@@ -27,7 +27,7 @@ from mpwatch.queries import (
 )
 from mpwatch.store import CommandSeen, RunView
 
-LOOK_FOR_OUTCOME_S: Final = 0.05
+LOOK_FOR_OUTCOME_S: Final = 0.1
 
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -6,6 +6,7 @@ rate of events.
 
 import statistics
 from collections import Counter
+from typing import Any, Final
 
 from mpwatch.fold_state import FoldState, RecentStep, StepCounts
 from mpwatch.quantiles import LogHistogram
@@ -18,67 +19,50 @@ from mpwatch.store import (
     RunView,
 )
 
+# What a view takes from the state as it is, and what as a tuple.
+_SAME: Final = (
+    "cursor", "discarded_windows", "multiplier", "loss_scale", "loss", "grad_norm",
+    "learning_rates", "overflow_count", "missing_frames", "described", "roots", "device", "scaler",
+    "compiled", "notes", "torch_version", "python_version", "threads", "world_size", "silent_s",
+    "stopping", "system", "first_event_time", "last_event_time", "hubs", "record_dropped",
+    "record_error",
+)  # fmt: skip
+_LISTS: Final = ("overflows", "faults", "hooks_disabled", "attempts")
+
 
 def view_of(state: FoldState) -> RunView:
     """The immutable view of `state`."""
     lead = state.counts.get(0) or StepCounts()
     window = _script_window(state.recent)
     failed = next((rank for rank in state.ranks.values() if rank.error_type), None)
+    same: dict[str, Any] = {name: getattr(state, name) for name in _SAME}
+    lists: dict[str, Any] = {name: tuple(getattr(state, name)) for name in _LISTS}
     return RunView(
-        cursor=state.cursor,
+        **same,
+        **lists,
         steps=lead.steps,
         applied=lead.applied,
         skipped=lead.skipped,
         superseded=lead.superseded,
-        discarded_windows=state.discarded_windows,
         script_window=window,
-        multiplier=state.multiplier,
         accumulation_steps=None if window is None else window * (state.multiplier or 1),
-        loss_scale=state.loss_scale,
-        loss=state.loss,
-        grad_norm=state.grad_norm,
-        learning_rates=state.learning_rates,
         samples_per_s=_samples_per_s(state.recent),
         step_s=recent_step_s(state.recent),
         samples=lead.samples if state.samples_known else None,
         tokens=lead.tokens if state.tokens_known else None,
         phase_s={name: _phase(histogram) for name, histogram in state.phases.items()},
         memory_bytes=_memory(state),
-        overflows=tuple(state.overflows),
-        overflow_count=state.overflow_count,
         commands=_commands(state),
-        faults=tuple(state.faults),
         dropped_events=sum(r.dropped_before + r.dropped for r in state.ranks.values()),
-        missing_frames=state.missing_frames,
-        hooks_disabled=tuple(state.hooks_disabled),
         agent_us_per_step=_per_step_us(state.agent_s, state),
         agent_sampled_us_per_step=_per_step_us(state.sampled_s, state),
         optimizers=_optimizers(state),
         ranks=_ranks(state),
-        attempts=tuple(state.attempts),
-        described=state.described,
-        roots=state.roots,
-        device=state.device,
-        scaler=state.scaler,
-        compiled=state.compiled,
-        notes=state.notes,
-        torch_version=state.torch_version,
-        python_version=state.python_version,
-        threads=state.threads,
-        world_size=state.world_size,
         paused=any(rank.paused for rank in state.ranks.values()),
         stalled=state.silent_s is not None,
-        silent_s=state.silent_s,
-        stopping=state.stopping,
         error_type=None if failed is None else failed.error_type,
         error=None if failed is None else failed.error,
-        system=state.system,
-        first_event_time=state.first_event_time,
-        last_event_time=state.last_event_time,
-        hubs=state.hubs,
         rejected=dict(state.rejected),
-        record_dropped=state.record_dropped,
-        record_error=state.record_error,
     )
 
 

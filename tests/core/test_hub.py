@@ -1,10 +1,8 @@
-"""The hub without sockets: what it takes, what it counts, what it answers, who gets which order."""
+"""The hub without sockets: what it takes, counts and answers, and what it calls a stall."""
 
-import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,88 +11,11 @@ from hypothesis import strategies as st
 
 from mpwatch import codec, events, fold, hub, wire
 from mpwatch.codec import PROTOCOL
-from mpwatch.command_desk import MAX_PENDING
-from mpwatch.commands import Command, CommandRequest, Pause, SetSampling, StopAtBoundary
-from mpwatch.events import KINDS, AgentBound, Event, Heartbeat, StepFinished
-from mpwatch.hub import Hub, Outgoing
-from mpwatch.numbered import decoded
-from mpwatch.queries import Changes, Send, SendReply, Steps, View, reply_decoder
+from mpwatch.events import Heartbeat, StepFinished
+from mpwatch.queries import Changes, Steps, View
 from mpwatch.record import Record
-from mpwatch.store import CommandSeen, RunView
-from tests.core.test_codec import JUNK
+from tests.support.hub_bench import T0, Bench, bound
 from tests.support.hub_runs import RUN, frame, step
-
-T0 = 1_800_000_000.0
-FIELDS = sorted({name for kind in KINDS.values() for name in kind.__struct_fields__})
-
-
-class Bench:
-    """A hub with peers that speak in values and a clock that stands still unless moved."""
-
-    def __init__(self, record: Record) -> None:
-        self.hub = Hub(RUN, record)
-        self.now = T0
-        self.hub.start(1, self.now)
-
-    def from_agent(self, *frames: bytes, identity: bytes = b"agent") -> list[Outgoing]:
-        parts = wire.message(wire.EVENTS, codec.encode_batch(frames))
-        return self.hub.on_agent_message(identity, parts, self.now)
-
-    def say(self, first: int, *told: Event, identity: bytes = b"agent", **place: Any) -> list[Any]:
-        """Send events with sequence numbers from `first`; the commands that come back."""
-        frames = [frame(event, first + n, **place) for n, event in enumerate(told)]
-        return [order(out) for out in self.from_agent(*frames, identity=identity)]
-
-    def ask(self, query: Any) -> tuple[Any, list[Any]]:
-        parts = wire.message(wire.QUERY, msgspec.msgpack.encode(query))
-        *orders, reply = self.hub.on_watch_message(b"watcher", parts, self.now)
-        assert not reply.to_agent
-        assert reply.parts[:3] == [b"watcher", wire.MAGIC, wire.REPLY]
-        return reply_decoder.decode(reply.parts[3]), [order(out) for out in orders]
-
-    def send(self, command: Command, id: str = "c1") -> tuple[SendReply, list[Any]]:
-        raw = msgspec.Raw(msgspec.msgpack.encode(command))
-        reply, orders = self.ask(Send(id=1, request=CommandRequest(id=id, command=raw)))
-        assert isinstance(reply, SendReply)
-        return reply, orders
-
-    def tick(self, later_s: float = 0.0) -> None:
-        """Let time go by in small ticks, as the loop does."""
-        end = self.now + later_s
-        while self.now < end:
-            self.now = min(end, self.now + 1.0)
-            self.hub.tick(self.now)
-        self.hub.tick(self.now)
-
-    @property
-    def view(self) -> RunView:
-        view: RunView = self.ask(View(id=1))[0].view
-        return view
-
-    def command(self, id: str = "c1") -> CommandSeen:
-        return next(seen for seen in self.view.commands if seen.id == id)
-
-    def history(self) -> list[Event]:
-        found: list[Event] = []
-        after = 0
-        while True:
-            reply, _ = self.ask(Changes(id=1, after=after, limit=5000))
-            found += [event for _, _, event in decoded((c, bytes(f)) for c, f in reply.frames)]
-            after = reply.cursor
-            if after == reply.newest:
-                return found
-
-
-def order(out: Outgoing) -> tuple[bytes, str, str]:
-    """Who is told to do what, under which id."""
-    assert out.to_agent
-    identity, *parts = out.parts
-    request = msgspec.msgpack.decode(wire.open_message(parts, wire.COMMAND), type=CommandRequest)
-    return identity, msgspec.msgpack.decode(request.command)["command"], request.id
-
-
-def bound(pid: int = 10, **fields: Any) -> AgentBound:
-    return AgentBound(pid=pid, process_start_time=1, **fields)
 
 
 @pytest.fixture
@@ -102,9 +23,6 @@ def bench() -> Iterator[Bench]:
     bench = Bench(Record(None, RUN))
     yield bench
     bench.hub.finish(bench.now)
-
-
-# --- what is taken ------------------------------------------------------------------------
 
 
 def test_events_are_taken_in_order(bench: Bench) -> None:
@@ -234,73 +152,6 @@ def test_many_made_up_ranks_do_not_fill_the_memory(bench: Bench) -> None:
     assert bench.view.rejected == {"malformed": 6000 - 4096}
 
 
-# --- rubbish ------------------------------------------------------------------------------
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.binary(max_size=80) | JUNK.map(msgspec.msgpack.encode), max_size=5), st.booleans()
-)
-def test_rubbish_on_either_socket_is_survived(parts: list[bytes], framed: bool) -> None:
-    bench = Bench(Record(None, RUN))
-    kinds = (wire.EVENTS, wire.QUERY)
-    messages = [wire.message(kind, part) for kind in kinds for part in parts] if framed else [parts]
-    for message in messages:
-        bench.hub.on_agent_message(b"x", message, bench.now)
-        bench.hub.on_watch_message(b"x", message, bench.now)
-        bench.from_agent(*message)
-    assert bench.view.cursor >= 1
-    bench.hub.finish(bench.now)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.sampled_from(sorted(KINDS)),
-    st.dictionaries(
-        st.sampled_from(FIELDS),
-        JUNK | st.integers(-(2**63), 2**64 - 1) | st.floats(),
-        max_size=6,
-    ),
-    st.integers(-2, 5),
-)  # fmt: skip
-def test_events_with_odd_values_are_survived(kind: str, fields: dict[str, Any], rank: int) -> None:
-    bench = Bench(Record(None, RUN))
-    body = {"step": 1, "applied": True, "pid": 1, "process_start_time": None, **fields}
-    for sequence in range(3):
-        bench.from_agent(
-            msgspec.msgpack.encode([PROTOCOL, RUN, 1, rank, sequence, T0, {**body, "kind": kind}])
-        )
-    view = bench.view
-    assert "failed" not in view.rejected
-    bench.ask(Steps(id=1))
-    bench.hub.finish(bench.now)
-    assert bench.hub.record.error is None
-
-
-def test_a_hundred_thousand_random_frames_are_survived(bench: Bench) -> None:
-    dice = random.Random(6)
-    good = [frame(event, n) for n, event in enumerate([bound(), step(1), Heartbeat()])]
-    sent = 0
-    while sent < 100_000:
-        batch = []
-        for _ in range(250):
-            data = bytearray(dice.choice(good) if dice.random() < 0.7 else dice.randbytes(40))
-            for _ in range(dice.randint(0, 4)):
-                data[dice.randrange(len(data))] = dice.randrange(256)
-            batch.append(bytes(data))
-        sent += len(batch)
-        payload = b"\xdc" + len(batch).to_bytes(2, "big") + b"".join(batch)
-        bench.hub.on_agent_message(b"a", wire.message(wire.EVENTS, payload), bench.now)
-        for data in batch:
-            bench.hub.on_agent_message(b"a", wire.message(wire.EVENTS, b"\x91" + data), bench.now)
-            bench.hub.on_watch_message(b"w", wire.message(wire.QUERY, data), bench.now)
-    view = bench.view
-    assert view.rejected["malformed"] > 100_000
-    assert "failed" not in view.rejected
-    bench.say(0, step(77), attempt=10**6)  # newer than any attempt the dice made up
-    assert bench.view.steps == 77
-
-
 # --- answers ------------------------------------------------------------------------------
 
 
@@ -401,121 +252,6 @@ def test_watchers_see_one_history_whatever_happens_to_hubs(ops: list[tuple[str, 
         assert seen[0] == seen[1] == seen[2]
         assert [cursor for cursor, _ in seen[0]] == list(range(1, len(seen[0]) + 1))
         bench.hub.finish(bench.now)
-
-
-# --- commands -----------------------------------------------------------------------------
-
-
-def test_a_command_goes_to_every_agent_and_has_one_outcome(bench: Bench) -> None:
-    bench.say(0, bound(10), identity=b"zero")
-    bench.say(0, bound(11), identity=b"one", rank=1)
-    reply, orders = bench.send(Pause(stay=True))
-    assert reply.accepted
-    assert orders == [(b"zero", "pause", "c1"), (b"one", "pause", "c1")]
-    bench.say(1, events.CommandApplied(id="c1", command="pause", step=4), identity=b"zero")
-    assert bench.command().outcome is None
-    bench.say(1, events.CommandApplied(id="c1", command="pause", step=5), identity=b"one", rank=1)
-    seen = bench.command()
-    assert (seen.outcome, seen.step, seen.args, seen.by) == ("applied", 5, {"stay": True}, "person")
-
-
-def test_a_command_waits_for_an_agent_to_show_up(bench: Bench) -> None:
-    assert bench.send(Pause())[1] == []
-    assert bench.say(0, bound()) == [(b"agent", "pause", "c1")]
-    assert bench.say(1, step(1)) == []
-
-
-def test_a_repeated_id_is_accepted_again_and_not_run_twice(bench: Bench) -> None:
-    bench.say(0, bound())
-    bench.send(Pause())
-    reply, orders = bench.send(Pause())
-    assert (reply.accepted, orders) == (True, [])
-    bench.say(1, events.CommandApplied(id="c1", command="pause", step=0))
-    reply, orders = bench.send(Pause())
-    assert (reply.accepted, orders) == (True, [])
-    assert [seen.outcome for seen in bench.view.commands] == ["applied"]
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ({"command": "fly"}, "fly"),
-        ({"command": "set_sampling"}, "needs grad_norm_every"),
-        ({"command": "set_sampling", "grad_norm_every": -1}, "allowed are 0"),
-        ({"command": "pause", "forever": True}, "forever"),
-        ({}, "command"),
-        ("pause", "expected"),
-    ],
-)
-def test_a_bad_command_is_refused_at_once_with_the_reason(
-    bench: Bench, body: object, reason: str
-) -> None:
-    bench.say(0, bound())
-    raw = msgspec.Raw(msgspec.msgpack.encode(body))
-    reply, orders = bench.ask(Send(id=1, request=CommandRequest(id="c1", command=raw)))
-    assert (reply.accepted, orders) == (False, [])
-    assert reason.lower() in reply.reason.lower()
-    assert bench.view.commands == ()
-
-
-@pytest.mark.parametrize("id", ["", "x" * 101, "a\nb", "\x1b[2J"])
-def test_a_bad_request_id_is_refused(bench: Bench, id: str) -> None:
-    assert not bench.send(Pause(), id)[0].accepted
-
-
-def test_too_many_waiting_commands_are_refused(bench: Bench) -> None:
-    for n in range(MAX_PENDING):
-        assert bench.send(Pause(), f"c{n}")[0].accepted
-    assert not bench.send(Pause(), "one more")[0].accepted
-
-
-def test_an_agent_that_comes_back_is_told_again(bench: Bench) -> None:
-    bench.say(0, bound())
-    bench.send(StopAtBoundary())
-    bench.hub.desk.lost(b"agent")
-    assert bench.say(1, step(1), identity=b"again") == [(b"again", "stop_at_boundary", "c1")]
-
-
-def test_after_the_job_ended_a_command_is_refused_at_once(bench: Bench) -> None:
-    bench.hub.job_started(events.JobStarted(pid=10), 1, T0, T0)
-    bench.say(0, bound())
-    bench.send(SetSampling(memory_every=5), "waits")
-    bench.hub.job_exited(events.JobExited(exit_code=0), 1, T0)
-    assert bench.command("waits").outcome == "refused"
-    reply, _ = bench.send(Pause(), "late")
-    assert (reply.accepted, reply.reason) == (False, "the job has ended")
-
-
-def test_a_command_that_waits_when_the_hub_ends_is_refused(tmp_path: Path) -> None:
-    bench = Bench(Record(tmp_path / "r", RUN))
-    bench.send(Pause())
-    bench.hub.finish(T0)
-    again = Record(tmp_path / "r", RUN)
-    assert [seen.outcome for seen in again.view().commands] == ["refused"]
-    again.close(T0)
-
-
-def test_a_command_outlives_a_hub_that_ends_before_the_job(tmp_path: Path) -> None:
-    bench = Bench(Record(tmp_path / "r", RUN))
-    bench.send(Pause())
-    bench.hub.finish(T0, over=False)
-    again = Bench(Record(tmp_path / "r", RUN))
-    assert again.say(0, bound()) == [(b"agent", "pause", "c1")]
-    again.hub.finish(T0)
-
-
-def test_a_new_hub_hands_on_what_its_predecessor_could_not(tmp_path: Path) -> None:
-    first = Bench(Record(tmp_path / "r", RUN))
-    first.say(0, bound())
-    first.send(SetSampling(grad_norm_every=7))
-    first.tick(1.0)  # committed; then the hub is killed
-    second = Bench(Record(tmp_path / "r", RUN))
-    assert second.say(1, step(1)) == [(b"agent", "set_sampling", "c1")]
-    assert second.view.missing_frames == 0
-    hubs = [each for each in second.history() if isinstance(each, events.HubStarted)]
-    assert [each.resumed_after for each in hubs] == [0, 3]
-    second.hub.finish(T0)
-    first.hub.record._disconnect()
 
 
 # --- keeper and silence -------------------------------------------------------------------
