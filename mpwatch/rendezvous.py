@@ -39,7 +39,13 @@ def runtime_root() -> Path:
 
 
 def runtime_directory(run_directory: Path) -> Path:
-    """The runtime directory that belongs to `run_directory`; the same for whoever asks."""
+    """The runtime directory that belongs to `run_directory`; the same for whoever asks.
+
+    run.json says where it is, so that a watcher with another TMPDIR meets the job all the same.
+    """
+    recorded = (read_json(run_directory / RUN_FILE) or {}).get("runtime_directory")
+    if isinstance(recorded, str) and os.path.isabs(recorded):
+        return Path(recorded)
     real = os.fsencode(os.path.realpath(run_directory))
     return runtime_root() / hashlib.sha256(real).hexdigest()[:12]
 

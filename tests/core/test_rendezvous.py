@@ -136,3 +136,15 @@ def test_a_cut_last_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
     path.write_text('{"event": "spawned"}\nrubbish\n[1]\n{"event": "ended"}\n{"event": "hal')
     assert [entry["event"] for entry in rendezvous.read_json_lines(path)] == ["spawned", "ended"]
     assert rendezvous.read_json_lines(tmp_path / "missing") == []
+
+
+def test_a_watcher_with_another_temporary_directory_finds_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    there = rendezvous.runtime_directory(run)
+    rendezvous.write_json(run / rendezvous.RUN_FILE, {"runtime_directory": str(there)})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert rendezvous.runtime_root() != there.parent
+    assert rendezvous.runtime_directory(run) == there
