@@ -177,7 +177,7 @@ class FaultInjected(Event, frozen=True, kw_only=True):
 
 
 class AgentStopping(Event, frozen=True, kw_only=True):
-    """The script is being ended at a boundary: by `max_steps` or by the command `stop_at_boundary`."""
+    """The script is being ended at a boundary: by "max_steps" or "stop_at_boundary"."""
 
     step: int
     reason: str

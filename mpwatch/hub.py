@@ -67,6 +67,8 @@ class Hub:
         self.record = record
         self.desk = CommandDesk(record.fold.state)
         self._attempt = max((each.n for each in record.fold.state.attempts), default=1)
+        # Silence that counts as a stall, in seconds; ten steps' worth if that is more.
+        self.stall_after_s = STALL_FLOOR_S
         self._heard_at = 0.0
         self._ticked_at: float | None = None
 
@@ -238,7 +240,7 @@ class Hub:
             return
         silent = now - self._heard_at
         step_s = recent_step_s(state.recent) or 0.0
-        if silent > max(STALL_FLOOR_S, STALL_STEPS * step_s):
+        if silent > max(self.stall_after_s, STALL_STEPS * step_s):
             lead = state.counts.get(0)
             steps = None if lead is None else lead.steps
             self.say(JobStalled(silent_s=silent, last_step=steps), now)

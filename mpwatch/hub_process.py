@@ -60,6 +60,10 @@ class HubProcess:
         run = str(run_file.get("run_id") or directory.name)
         self._record = _open_record(directory, run, recorded)
         self.hub = Hub(run, self._record, self._trouble)
+        settings = run_file.get("settings")
+        stall_after = settings.get("stall_after") if isinstance(settings, dict) else None
+        if isinstance(stall_after, int | float):
+            self.hub.stall_after_s = stall_after
         self._job = JobWatch(directory, run_file, self.hub)
         self._told: set[str] = set()
         self.ending = False

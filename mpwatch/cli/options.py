@@ -45,7 +45,7 @@ OPTIONS: Final = (
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
     Option("grad_norm_every", "integer", None, "steps per gradient norm; 0: off", "N", 0, 10**6),
     Option("memory_every", "integer", None, "steps per memory sample; 0: off", "N", 0, 10**6),
-    Option("stall_after", "seconds", 60.0, "silence that counts as a stall", "SECONDS", 1),
+    Option("stall_after", "seconds", 30.0, "silence that counts as a stall", "SECONDS", 1),
     Option("grace", "seconds", 25.0, "time between SIGTERM and SIGKILL of a stop", "SECONDS", 0),
     Option("die_with_keeper", "switch", False, "kill the script if its keeper is killed"),
 )  # fmt: skip

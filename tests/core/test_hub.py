@@ -314,3 +314,12 @@ def test_steps_are_the_type_they_were(bench: Bench) -> None:
     told = step(1, losses=(1.0, None), phase_s={"forward": 0.5})
     bench.say(0, told)
     assert [e for e in bench.history() if isinstance(e, StepFinished)] == [told]
+
+
+def test_how_long_a_silence_is_a_stall_can_be_set(bench: Bench) -> None:
+    bench.hub.stall_after_s = 5.0
+    bench.say(0, bound(), step(1))
+    bench.tick(4.0)
+    assert not bench.view.stalled
+    bench.tick(2.0)
+    assert bench.view.stalled

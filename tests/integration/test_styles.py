@@ -57,8 +57,12 @@ def test_plain_run_keeps_sensible_books(style: Style, runs: StyleRuns) -> None:
         assert plain.books["steps"] == plain.books["left_over"] == 0
 
 
-def test_watching_changes_nothing(style: Style, runs: StyleRuns) -> None:
+def test_watching_changes_nothing(
+    style: Style, runs: StyleRuns, request: pytest.FixtureRequest
+) -> None:
     """Output with losses and weights, graphs and breaks where compiled, errors, exit code."""
+    if style.known:
+        request.applymarker(pytest.mark.xfail(reason=style.known))
     plain, watched = runs.plain(style), runs.watched(style)
     assert watched.stdout == plain.stdout
     assert watched.exit_code == plain.exit_code
@@ -121,8 +125,9 @@ def verb(
     name: str, style: Style, runs: StyleRuns, capsys: pytest.CaptureFixture[str], *flags: str
 ) -> str:
     """What `mpwatch NAME --json` prints of the style's watched run."""
+    (run,) = runs.runs_dir(style).glob("*/run.json")
     capsys.readouterr()
-    assert main([name, "--json", *flags, "--runs-dir", str(runs.runs_dir(style))]) == 0
+    assert main([name, "--json", *flags, str(run.parent)]) == 0
     return capsys.readouterr().out
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # noqa: F401  # what the first optimizer would import, once for all runs
+
 from mpwatch_agent import agent, shield
 
 

@@ -29,7 +29,7 @@ def train():
 
 
 try:
-    for step in range(2_000_000):
+    for _ in range(2_000_000):
         try:
             train()
             done += 1
