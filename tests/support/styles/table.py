@@ -21,6 +21,7 @@ class Style:
     unseen: bool = False  # micro-batches without a backward: counts and losses can not be known
     through_modules: bool = False  # its traceback passes through the hooks of nn.Module
     own_interpreter: bool = False  # its plain run must not be forked off a process with torch in it
+    known: str = ""  # why watching is not yet without a trace here: that test is expected to fail
     notes: str = ""
 
 
@@ -139,6 +140,10 @@ STYLES: tuple[Style, ...] = (
     _style("nan_loss.py", notes="without a scaler a step with NaN gradients is applied"),
     _style("ddp.py"),
     _style("scheduler_first.py"),
+    _style(
+        "empty_clip.py",
+        known="a warning by stacklevel names the wrapper around clip_grad_norm_",
+    ),
     _style("sparse_adam.py"),
     _style("complex_parameters.py"),
     _style("meta_parameters.py"),
