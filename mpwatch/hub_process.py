@@ -242,6 +242,8 @@ def main(arguments: list[str] | None = None) -> int:
             process.ending = True
 
         signal.signal(signal.SIGTERM, end)
+        # The keeper starts a hub with SIGTERM blocked, so that it hears one sent this early.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         process.run()
     finally:
         os.close(lock)

@@ -84,7 +84,8 @@ class Hub:
             if int(name) > 2:
                 with contextlib.suppress(OSError):
                     os.set_inheritable(int(name), False)
-        restore_signals(self._mask, frozenset())
+        # Asked to end while it is still starting, it must not die: it closes the record first.
+        restore_signals(self._mask | {int(signal.SIGTERM)}, frozenset())
 
     def _look(self, now: float) -> None:
         if self._pid is None:

@@ -26,7 +26,6 @@ from mpwatch.events import (
     HookDisabled,
     LoopFound,
     OptimizerDescribed,
-    StepFinished,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 from mpwatch_agent import hooks
@@ -214,6 +213,7 @@ class Agent:
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
             self._before_update(optimizer)
+            self.loop.still_scaled = False
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
@@ -242,12 +242,14 @@ class Agent:
         self.loop.step_ends(optimizer, completed)
 
     def _before_update(self, optimizer: Any) -> None:
-        faults = self.faults if self.faults is not None and self._leads(optimizer) else None
-        if faults is not None:
-            faults.before_update()
-        self.loop.before_update(self.loop.tracks.of(optimizer), optimizer)
-        if faults is not None:
-            faults.phase_begins("optimizer")
+        track = self.loop.tracks.of(optimizer)
+        if self.faults is None:
+            if not track.whole:
+                self.loop.before_update(track, optimizer)
+        elif self._leads(optimizer):
+            self.faults.before_update()
+            self.loop.before_update(track, optimizer)
+            self.faults.phase_begins("optimizer")
 
     def _leads(self, optimizer: Any) -> bool:
         leader = self.loop.tracks.leader
@@ -259,10 +261,12 @@ class Agent:
         if draft.optimizer == 0:
             self.sampling.step_over(self.loop, draft)
             self._describe_loop(draft)
-        self._drafts.append(draft)
-        self._release()
         outbox = self._outbox
-        if outbox is not None and outbox.due(time.perf_counter()):
+        if outbox is None and self.gate.bound:
+            return
+        # Made into events with the next batch: together they find warm caches.
+        self._drafts.append(draft)
+        if draft.unusual() or outbox is None or outbox.due(time.perf_counter()):
             self.flush()
 
     def _describe_loop(self, draft: StepDraft) -> None:
@@ -303,13 +307,12 @@ class Agent:
             draft = self._drafts.popleft()
             if wait and draft.mark is not None:
                 draft.mark.synchronize()
-            event = draft.finish()
-            self._tell(event)
-            if _unusual(event):
-                self.flush()
+            if self._outbox is not None:
+                self._outbox.put(draft.finish(), draft.time)
 
     def _tell(self, event: Event) -> None:
         if self._outbox is not None:
+            self._release()
             self._outbox.put(event)
         elif not self.gate.bound:
             self._early.append(event)
@@ -321,6 +324,7 @@ class Agent:
     def flush(self) -> None:
         """Send what waits, now."""
         if self._outbox is not None:
+            self._release()
             self._outbox.send(time.perf_counter())
             self._write_counters()
 
@@ -438,10 +442,6 @@ class Agent:
             error=None if error is None else clean_text(str(error), 500),
             windows_open=self.loop.open_windows(),
         )
-
-
-def _unusual(event: StepFinished) -> bool:
-    return not event.applied or event.overflow is True
 
 
 def _rank() -> int:

@@ -29,7 +29,25 @@ class Later:
         return self._ring.value(self._slot)
 
 
-Reading = float | Later | None
+class Kept:
+    """A fresh CPU scalar that nobody else holds for long, read when its event is made.
+
+    A value that the script changes in place meanwhile is not reported.
+    """
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._version = tensor._version
+
+    def take(self) -> float | None:
+        """The value as it was."""
+        unchanged = self._tensor._version == self._version
+        return float(self._tensor.item()) if unchanged else None
+
+
+Reading = float | Later | Kept | None
 
 
 class PinnedRing:
@@ -83,6 +101,12 @@ class Reader:
             return value if type(value) is float else _real(value)
         return self._read_elsewhere(tensor)
 
+    def keep(self, tensor: Any) -> Reading:
+        """Like `read`, but later: for a scalar of its own storage, such as a norm."""
+        if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.requires_grad:
+            return self.read(tensor)
+        return Kept(tensor) if tensor.dim() == 0 and tensor.is_floating_point() else None
+
     def _read_elsewhere(self, tensor: torch.Tensor) -> Reading:
         if tensor.numel() != 1 or tensor.is_complex():
             return None
@@ -109,4 +133,4 @@ def _real(value: Any) -> float | None:
 
 def settle(reading: Reading) -> float | None:
     """The number of a reading whose mark is done."""
-    return reading.take() if isinstance(reading, Later) else reading
+    return reading if reading is None or isinstance(reading, float) else reading.take()

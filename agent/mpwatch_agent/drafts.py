@@ -38,6 +38,12 @@ class StepDraft:
         self.agent_s = 0.0
         self.sampled_s = 0.0
         self.mark: Any = None
+        self.time = 0.0
+
+    def unusual(self) -> bool:
+        """Whether somebody wants to hear of it at once, as far as is known without waiting."""
+        found = self.found_inf
+        return self.skipped_by_scaler or (isinstance(found, float) and found != 0.0)
 
     def ready(self) -> bool:
         """Whether every reading has arrived."""

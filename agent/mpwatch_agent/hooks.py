@@ -29,6 +29,9 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
     grad_scaler = torch.amp.GradScaler
     optimizer = torch.optim.Optimizer
     iterator = dataloader._BaseDataLoaderIter
+    clip_grad = torch.nn.utils.clip_grad
+    # Inside the clip where this torch allows it: around it, a warning would name our frame.
+    norm = "_get_total_norm" if "_get_total_norm" in vars(clip_grad) else "clip_grad_norm_"
     places: list[tuple[Any, str, Wrap]] = [
         (torch.autograd, "backward", _backward(agent)),
         (optimizer, "__init__", _optimizer_made(agent)),
@@ -39,17 +42,16 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
         (grad_scaler, "unscale_", _unscale(agent)),
         (grad_scaler, "step", _scaler_step(agent)),
         (grad_scaler, "update", _update(agent)),
-        (torch.nn.utils.clip_grad, "clip_grad_norm_", _clip_norm(agent)),
-        (torch.nn.utils.clip_grad, "clip_grad_value_", _clip_value(agent)),
+        (clip_grad, norm, _clip_norm(agent)),
+        (clip_grad, "clip_grad_value_", _clip_value(agent)),
         (iterator, "__next__", _loader_next(agent)),
         (torch, "compile", _compile(agent)),
         (torch.jit, "script", _jit(agent, "torch.jit.script")),
         (torch.jit, "trace", _jit(agent, "torch.jit.trace")),
     ]
     missing = [name for owner, name, make in places if not table.replace(owner, name, make)]
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        if name in vars(torch.nn.utils):
-            table.put(torch.nn.utils, name, vars(torch.nn.utils.clip_grad)[name])
+    for name in {"clip_grad_norm_", "clip_grad_value_"} & {place[1] for place in places}:
+        table.put(torch.nn.utils, name, vars(clip_grad)[name])
     return missing
 
 
@@ -268,13 +270,16 @@ def _clip_norm(agent: "Agent") -> Wrap:
     ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
 
     def make(original: Any) -> Any:
+        # `clip_grad_norm_(parameters, max_norm, norm_type)`, `_get_total_norm(tensors, norm_type)`.
+        position = 2 if original.__name__ == "clip_grad_norm_" else 1
+
         @_wrapper(original)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
             if not gate.open or (gate.compiles and _is_compiling()):
                 return original(*args, **kwargs)
             begins()
             norm = original(*args, **kwargs)
-            ends(norm, args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0))
+            ends(norm, args[position] if len(args) > position else kwargs.get("norm_type", 2.0))
             return norm
 
         return clip_grad_norm_

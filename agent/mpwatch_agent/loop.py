@@ -52,6 +52,9 @@ class Loop:
         # Drafts that wait for the scaler's update, by their optimizer's serial number.
         self._pending: dict[int, StepDraft] = {}
         self._scaled = False
+        # The gradients in the window carry the loss scale: no unscale yet.
+        self.still_scaled = False
+        self._scale_known: tuple[int, int, Reading] = (0, 0, None)
         self._updates_come = True
         self._in_scaler_step: OptimizerTrack | None = None
         self._stepped_in_scaler: StepDraft | None = None
@@ -163,13 +166,19 @@ class Loop:
     def loss_scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
         """`GradScaler.scale` of an enabled scaler returned."""
         self.scaler = scaler
-        self._scaled = True
+        self._scaled = self.still_scaled = True
         self._losses.scaled(outputs, results)
 
     def scale_reading(self) -> Reading:
         """The loss scale now; None without a scaler or before its first use."""
-        scaler = self.scaler
-        return None if scaler is None or scaler._scale is None else self.reader.read(scaler._scale)
+        scale = None if self.scaler is None else self.scaler._scale
+        if scale is None:
+            return None
+        identity, version, reading = self._scale_known
+        if identity != id(scale) or version != scale._version:
+            reading = self.reader.read(scale)
+            self._scale_known = (id(scale), scale._version, reading)
+        return reading
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` was entered."""
@@ -201,7 +210,7 @@ class Loop:
 
     def scaler_updated(self) -> None:
         """`GradScaler.update` returned: the steps before it are over."""
-        self._scaled = False
+        self._scaled = self.still_scaled = False
         after = self.scale_reading()
         pending, self._pending = self._pending, {}
         for draft in pending.values():
@@ -223,6 +232,7 @@ class Loop:
 
     def before_update(self, track: OptimizerTrack, optimizer: Any) -> None:
         """The first of unscale, clip and step: gradients are whole and not yet changed."""
+        track.whole = True
         if self.phases.phase != "optimizer" and not self.windows.in_backward:
             self.phases.enter("optimizer", _clock())
         self.sampling.before_update(self, track, optimizer)
@@ -262,6 +272,7 @@ class Loop:
         draft = StepDraft(track.steps + before, index, window, track.usual_window)
         draft.scale_before = self.scale_reading() if self._scaled else None
         draft.learning_rates = _learning_rates(optimizer)
+        track.whole = False
         self.sampling.after_update(self, track, draft)
         if track is self.tracks.leader:
             self._round = self._since_leader if track.steps > 1 else None
@@ -279,12 +290,13 @@ class Loop:
         if self.windows.in_backward:
             self.phases.enter("backward", now)
         draft.mark = self.reader.mark()
+        draft.time = time.time()
         if draft.optimizer < MAX_REPORTED_OPTIMIZERS:
             self._finished(draft)
 
     def open_windows(self) -> int:
         """Optimizers with gradients that no step has used."""
-        return sum(bool(track.window) for track in self.tracks.live)
+        return sum(any(not micro.consumed for micro in track.window) for track in self.tracks.live)
 
 
 def _learning_rates(optimizer: Any) -> tuple[float, ...]:

@@ -32,17 +32,17 @@ class Outbox:
         self._last_look = 0.0
         self.sequence = sequence
 
-    def put(self, event: Event) -> None:
-        """Take an event; drops it (and counts) when too many wait."""
+    def put(self, event: Event, moment: float | None = None) -> None:
+        """Take an event of `moment` (None: now); drops it, and counts, when too many wait."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             self._dropped_unsaid += 1
             return
-        self._waiting.append((time.time(), event))
+        self._waiting.append((time.time() if moment is None else moment, event))
 
     def due(self, now: float) -> bool:
-        """Whether what waits has waited long enough; `now` is a monotonic clock."""
-        return bool(self._waiting) and now - self._last_send >= BATCH_INTERVAL_S
+        """Whether it is time for the next batch; `now` is a monotonic clock."""
+        return now - self._last_send >= BATCH_INTERVAL_S
 
     def send(self, now: float) -> None:
         """Encode and send what waits, without blocking; keeps it when the queue is full."""

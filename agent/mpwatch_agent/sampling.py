@@ -8,10 +8,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mpwatch.events import PhaseMemory
-from mpwatch_agent.device import Reading
+from mpwatch_agent.device import Later, Reading, settle
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.gradients import gradients_of, norm_of
 from mpwatch_agent.memory import DEAR_READING_S, MemoryEdges, memory_source
@@ -37,7 +35,6 @@ class Sampling:
         self.memory_every = MEMORY_EVERY if memory_every is None else memory_every
         self._gate = gate
         self._norms: dict[int, tuple[Reading, bool]] = {}
-        self._looked: set[int] = set()
         self._clips: list[tuple[Reading, bool]] = []
         self._clip_is_whole: bool | None = None
         self._edges: MemoryEdges | None = None
@@ -46,38 +43,34 @@ class Sampling:
 
     def before_update(self, loop: "Loop", track: OptimizerTrack, optimizer: Any) -> None:
         """Gradients of `track` are whole: take their norm if this step is sampled."""
-        if track.serial in self._looked:
-            return
-        self._looked.add(track.serial)
         if not self.grad_norm_every or track.steps % self.grad_norm_every:
             return
         start = time.perf_counter()
         norm = norm_of(gradients_of(optimizer))
         if norm is not None:
-            self._norms[track.serial] = (loop.reader.read(norm), still_scaled(loop, optimizer))
+            self._norms[track.serial] = (loop.reader.read(norm), loop.still_scaled)
         self._gate.sampled_s += time.perf_counter() - start
 
     def clip_begins(self, loop: "Loop") -> None:
         """Before a clip changes gradients."""
         for track in loop.tracks.live:
-            optimizer = track.ref()
-            if track.window and optimizer is not None:
-                loop.before_update(track, optimizer)
+            if track.window and not track.whole:
+                optimizer = track.ref()
+                if optimizer is not None:
+                    loop.before_update(track, optimizer)
 
     def clip_ends(self, loop: "Loop", norm: Any, norm_type: Any) -> None:
         """A clip returned the norm it found, at no cost to us."""
-        if float(norm_type) != 2.0:
-            return
-        optimizers = [track.ref() for track in loop.tracks.live if track.window]
-        scaled = any(still_scaled(loop, o) for o in optimizers if o is not None)
-        self._clips.append((loop.reader.read(norm), scaled))
+        if norm_type == 2:
+            self._clips.append((loop.reader.keep(norm), loop.still_scaled))
 
     def after_update(self, loop: "Loop", track: OptimizerTrack, draft: StepDraft) -> None:
         """The window is over: give its draft the best norm there is."""
-        self._looked.discard(track.serial)
-        own = self._norms.pop(track.serial, None)
-        clips, self._clips = self._clips, []
+        own = self._norms.pop(track.serial, None) if self._norms else None
+        clips = self._clips
         clip = clips[0] if len(clips) == 1 else None
+        if clips:
+            self._clips = []
         if own is not None and clip is not None and len(loop.tracks.live) == 1:
             self._compare(own, clip, loop.scale_reading())
         best = own if own is not None else (clip if self._clip_is_whole else None)
@@ -128,17 +121,7 @@ class Sampling:
 
 
 def _unscaled(norm: Reading, scaled: bool, scale: Reading) -> float | None:
-    if not isinstance(norm, float):
-        return None
-    if not scaled:
-        return norm
-    return norm / scale if isinstance(scale, float) and scale else None
-
-
-def still_scaled(loop: "Loop", optimizer: Any) -> bool:
-    """Whether this optimizer's gradients still carry the loss scale."""
-    scaler = loop.scaler
-    if scaler is None or not scaler._enabled or scaler._scale is None:
-        return False
-    state = scaler._per_optimizer_states.get(id(optimizer))
-    return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY
+    value = None if isinstance(norm, Later) else settle(norm)
+    if value is None or not scaled:
+        return value
+    return value / scale if isinstance(scale, float) and scale else None

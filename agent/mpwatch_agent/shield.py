@@ -15,7 +15,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _clock = time.perf_counter
 # What a callback of Dynamo's would do to our frames is prevented while our part runs.
 _set_eval_frame: Callable[[Any], Any] = getattr(eval_frame, "set_eval_frame", lambda callback: None)
-_callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
 
 
 class Gate:
@@ -53,9 +52,7 @@ class Shield:
             nonlocal alive
             if not alive:
                 return None
-            callback = _callback()
-            if callback is not None:
-                _set_eval_frame(None)
+            callback = _set_eval_frame(None) if gate.compiles else None
             start = _clock()
             try:
                 return function(*args)

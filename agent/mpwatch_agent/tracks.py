@@ -54,6 +54,8 @@ class OptimizerTrack:
         self.last_micro: MicroBatch | None = None
         self.steps = 0
         self.depth = 0
+        # Its window's gradients are whole: unscale, clip or step has begun.
+        self.whole = False
         self.usual_window = 0
         self._last_window = 0
         self._probed = _spread(_trainable(optimizer))

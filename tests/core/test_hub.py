@@ -321,5 +321,5 @@ def test_how_long_a_silence_is_a_stall_can_be_set(bench: Bench) -> None:
     bench.say(0, bound(), step(1))
     bench.tick(49.0)
     assert not bench.view.stalled
-    bench.tick(2.0)
+    bench.tick(4.0)
     assert bench.view.stalled

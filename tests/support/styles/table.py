@@ -140,10 +140,7 @@ STYLES: tuple[Style, ...] = (
     _style("nan_loss.py", notes="without a scaler a step with NaN gradients is applied"),
     _style("ddp.py"),
     _style("scheduler_first.py"),
-    _style(
-        "empty_clip.py",
-        known="a warning by stacklevel names the wrapper around clip_grad_norm_",
-    ),
+    _style("empty_clip.py"),
     _style("sparse_adam.py"),
     _style("complex_parameters.py"),
     _style("meta_parameters.py"),
