@@ -168,6 +168,7 @@ class Agent:
         if not self.gate.bound:
             self.bind()
         self.loop.tracks.of(optimizer)
+        self.loop.lazy = self.faults is None and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
 
     def backward_begins(self, tensors: Any) -> None:
@@ -184,17 +185,19 @@ class Agent:
         self.loop.backward_ends(completed)
 
     def loader_begins(self) -> BaseException | None:
+        loop = self.loop
         stop = None
-        if not self.loop.windows.unstepped:
+        if not loop.windows.unstepped and loop.ended_at is None:
             stop = self.boundary.act(repeat=False)
-        self.loop.loader_begins()
+        loop.loader_begins()
         if self.faults is not None:
             self.faults.phase_begins("data")
         return stop
 
     def forward_begins(self, arguments: Any, training: bool) -> BaseException | None:
+        loop = self.loop
         stop = None
-        if training and not self.loop.windows.unstepped:
+        if training and not loop.windows.unstepped and loop.ended_at is None:
             stop = self.boundary.act()
         self.loop.forward_begins(training, arguments)
         if training and self.faults is not None:
@@ -202,6 +205,7 @@ class Agent:
         return stop
 
     def zero_grad_begins(self) -> BaseException | None:
+        self.loop.settle()
         # Often the iteration goes on after it (schedule, a printed line): let it, where a later
         # hook comes before the next gradient.
         later = self.loop.windows.roots_seen or self.loop.loader_seen

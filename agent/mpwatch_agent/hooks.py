@@ -6,6 +6,7 @@ shows one frame of this file where the script passed through one.
 """
 
 import functools
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from mpwatch_agent.shield import invisible_to_dynamo
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
 
+_clock = time.perf_counter
 _is_compiling = torch.compiler.is_compiling
 # -1 outside every backward; a nested one (reentrant checkpointing) is no backward of the script's.
 _graph_task = torch._C._current_graph_task_id
@@ -65,15 +67,11 @@ def _wrapper(original: Any) -> Callable[[Any], Any]:
 
 
 def _backward(agent: "Agent") -> Wrap:
-    gate = agent.gate
+    gate, loop = agent.gate, agent.loop
     bind = agent.guard("binding at a backward", agent.bind)
     disturbed = agent.faults is not None
-    begins = agent.guard(
-        "backward", agent.backward_begins if disturbed else agent.loop.backward_begins
-    )
-    ends = agent.guard(
-        "end of backward", agent.backward_ends if disturbed else agent.loop.backward_ends
-    )
+    begins = agent.guard("backward", agent.backward_begins if disturbed else loop.backward_begins)
+    ends = agent.guard("end of backward", agent.backward_ends if disturbed else loop.backward_ends)
 
     def make(original: Any) -> Any:
         @_wrapper(original)
@@ -89,7 +87,11 @@ def _backward(agent: "Agent") -> Wrap:
                 completed = True
                 return result
             finally:
-                ends(completed)
+                if loop.lazy and not loop.windows.stepping:
+                    # The next hook does the rest, with caches warm for both.
+                    loop.ended_at, loop.ended_well = _clock(), completed
+                else:
+                    ends(completed)
 
         return backward
 
@@ -191,15 +193,21 @@ def _module_zero_grad(agent: "Agent") -> Wrap:
 
 
 def _scale(agent: "Agent") -> Wrap:
-    gate = agent.gate
-    scaled = agent.guard("GradScaler.scale", agent.loop.loss_scaled)
+    gate, loop = agent.gate, agent.loop
+    several = agent.guard("GradScaler.scale", loop.losses_scaled)
 
     def make(original: Any) -> Any:
         @_wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
             if self._enabled and gate.open and not (gate.compiles and _is_compiling()):
-                scaled(self, outputs, result)
+                loop.scaler = self
+                loop.scaled = loop.still_scaled = True
+                if type(outputs) is torch.Tensor:
+                    # Kept until the backward that follows, which reads the value of it.
+                    loop.unscaled[id(result)] = outputs
+                else:
+                    several(outputs, result)
             return result
 
         return scale

@@ -14,7 +14,7 @@ import torch
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
 from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.losses import PassedLosses, divisor_of
+from mpwatch_agent.losses import divisor_of
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
@@ -43,7 +43,8 @@ class Loop:
         self.steps_before = 0
         self.scaler: Any = None
         self.device: torch.device | None = None
-        self._losses = PassedLosses(self.reader)
+        # Unscaled losses by the identity of what `GradScaler.scale` made of them.
+        self.unscaled: dict[int, Any] = {}
         self._finished = finished
         self._say = say
         self._batch: Any = None
@@ -51,13 +52,18 @@ class Loop:
         self.loader_seen = False
         # Drafts that wait for the scaler's update, by their optimizer's serial number.
         self._pending: dict[int, StepDraft] = {}
-        self._scaled = False
+        # A scaler took part since its last update.
+        self.scaled = False
         # The gradients in the window carry the loss scale: no unscale yet.
         self.still_scaled = False
         self._scale_known: tuple[int, int, Reading] = (0, 0, None)
         self._updates_come = True
         self._in_scaler_step: OptimizerTrack | None = None
         self._stepped_in_scaler: StepDraft | None = None
+        # With one optimizer and no faults the end of a backward can wait: set by its hook.
+        self.lazy = True
+        self.ended_at: float | None = None
+        self.ended_well = True
         # Which optimizers step between two steps of the leader: a round.
         self._round: set[int] | None = None
         self._since_leader: set[int] = set()
@@ -72,6 +78,8 @@ class Loop:
 
     def at_boundary(self) -> bool:
         """Whether a command may act: after the last step of a round, before any new gradient."""
+        if self.ended_at is not None:
+            self.settle()
         windows = self.windows
         if windows.unstepped or windows.in_backward or self._in_scaler_step is not None:
             return False
@@ -90,6 +98,8 @@ class Loop:
 
     def loader_begins(self) -> None:
         """A DataLoader's `__next__` was entered."""
+        if self.ended_at is not None:
+            self.settle()
         if self.phases.phase == "forward" and self.windows.forward_was_not_training():
             self.phases.forward_was_not_training()
         self.phases.enter("data", _clock())
@@ -103,6 +113,8 @@ class Loop:
 
     def forward_begins(self, training: bool, arguments: Any) -> None:
         """A root's forward was entered from outside."""
+        if self.ended_at is not None:
+            self.settle()
         # Without a loader, what lies between the last step and the forward is where data come from.
         phases = self.phases
         if not training:
@@ -123,6 +135,8 @@ class Loop:
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward starts."""
+        if self.ended_at is not None:
+            self.settle()
         windows, phases = self.windows, self.phases
         if windows.roots_seen:
             phases.enter("backward", _clock())
@@ -139,18 +153,27 @@ class Loop:
         if self.device is None:
             first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
             self.device = getattr(first, "device", None)
-        if micro.losses or type(tensors) is not torch.Tensor:
-            self._losses.passed_several(tensors, micro)
-            return
-        loss = self._losses.behind(tensors)
-        micro.losses.append(self.reader.read(loss))
-        if not windows.unstepped:
+        unscaled = self.unscaled
+        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        for root in roots:
+            micro.losses.append(self.reader.read(unscaled.get(id(root), root)))
+        if not windows.unstepped and len(micro.losses) == 1:
             leader = self.tracks.leader
-            if leader is None or leader.usual_window != 1:
-                micro.divisor = divisor_of(loss)
+            if (leader is None or leader.usual_window != 1) and micro.losses[0] is not None:
+                micro.divisor = divisor_of(unscaled.get(id(roots[0]), roots[0]))  # type: ignore[arg-type]
+        if unscaled:
+            unscaled.clear()
+
+    def settle(self) -> None:
+        """Do what the end of a backward asks for; the hook only noted the time and went on."""
+        ended_at, self.ended_at = self.ended_at, None
+        if ended_at is not None:
+            self.windows.backward_ends(self.ended_well)
+            self.phases.enter("other", ended_at)
+            self._drew = False
 
     def backward_ends(self, completed: bool) -> None:
-        """The outermost backward returned, or raised."""
+        """The outermost backward returned, or raised; where that cannot wait for the next hook."""
         self.windows.backward_ends(completed)
         self.phases.enter("optimizer" if self.windows.stepping else "other", _clock())
         self._drew = False
@@ -163,11 +186,13 @@ class Loop:
 
     # --- scaler ---------------------------------------------------------------------------
 
-    def loss_scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
-        """`GradScaler.scale` of an enabled scaler returned."""
-        self.scaler = scaler
-        self._scaled = self.still_scaled = True
-        self._losses.scaled(outputs, results)
+    def losses_scaled(self, outputs: Any, results: Any) -> None:
+        """`GradScaler.scale` of an enabled scaler returned for several losses at once."""
+        if isinstance(outputs, torch.Tensor):
+            self.unscaled[id(results)] = outputs
+        elif isinstance(outputs, list | tuple):
+            for output, result in zip(outputs, results, strict=False):
+                self.losses_scaled(output, result)
 
     def scale_reading(self) -> Reading:
         """The loss scale now; None without a scaler or before its first use."""
@@ -185,7 +210,7 @@ class Loop:
         if not scaler._enabled:
             return
         self.scaler = scaler
-        self._scaled = True
+        self.scaled = True
         self._in_scaler_step = self.tracks.of(optimizer)
 
     def scaler_step_ends(self, scaler: Any, optimizer: Any, completed: bool) -> None:
@@ -210,7 +235,7 @@ class Loop:
 
     def scaler_updated(self) -> None:
         """`GradScaler.update` returned: the steps before it are over."""
-        self._scaled = self.still_scaled = False
+        self.scaled = self.still_scaled = False
         after = self.scale_reading()
         pending, self._pending = self._pending, {}
         for draft in pending.values():
@@ -232,6 +257,8 @@ class Loop:
 
     def before_update(self, track: OptimizerTrack, optimizer: Any) -> None:
         """The first of unscale, clip and step: gradients are whole and not yet changed."""
+        if self.ended_at is not None:
+            self.settle()
         track.whole = True
         if self.phases.phase != "optimizer" and not self.windows.in_backward:
             self.phases.enter("optimizer", _clock())
@@ -258,7 +285,7 @@ class Loop:
             draft.found_inf = self.reader.read(found_inf)
         if self._in_scaler_step is track:
             self._stepped_in_scaler = draft
-        elif self._scaled:
+        elif self.scaled:
             self._wait_for_update(track, draft)
         else:
             self._finish(draft)
@@ -270,7 +297,7 @@ class Loop:
         track.steps += 1
         before = self.steps_before if track is self.tracks.leader else 0
         draft = StepDraft(track.steps + before, index, window, track.usual_window)
-        draft.scale_before = self.scale_reading() if self._scaled else None
+        draft.scale_before = self.scale_reading() if self.scaled else None
         draft.learning_rates = _learning_rates(optimizer)
         track.whole = False
         self.sampling.after_update(self, track, draft)
@@ -296,6 +323,7 @@ class Loop:
 
     def open_windows(self) -> int:
         """Optimizers with gradients that no step has used."""
+        self.settle()
         return sum(any(not micro.consumed for micro in track.window) for track in self.tracks.live)
 
 

@@ -53,6 +53,7 @@ class Sampling:
 
     def clip_begins(self, loop: "Loop") -> None:
         """Before a clip changes gradients."""
+        loop.settle()
         for track in loop.tracks.live:
             if track.window and not track.whole:
                 optimizer = track.ref()
