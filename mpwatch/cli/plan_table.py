@@ -1,0 +1,130 @@
+"""Prints a survey: a table on a terminal (rich), the same rows as plain text elsewhere.
+
+Every figure is followed by where it comes from. Nothing here computes.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from mpwatch.planner.plans import Budget, Plan
+from mpwatch.planner.survey import Survey
+from mpwatch.planner.units import format_bytes, format_seconds
+
+COLUMNS = (
+    "family",
+    "precision",
+    "optimizer",
+    "b",
+    "N",
+    "checkpointing",
+    "attention",
+    "sharding",
+    "peak",
+    "needs",
+    "fits",
+    "binding",
+    "time/sample",
+)
+PHASES = ("forward", "backward", "optimizer")
+
+
+def time_text(plan: Plan) -> str:
+    """`12-27 ms` where the card's speed is known, `1.3x` over the fastest where it is not."""
+    if plan.time_per_sample_range_s is not None:
+        low, high = plan.time_per_sample_range_s
+        return f"{format_seconds(low)}..{format_seconds(high)}"
+    return "unknown" if plan.relative_time is None else f"{plan.relative_time:.2f}x fastest"
+
+
+def cells(plan: Plan) -> tuple[str, ...]:
+    """One row, in the order of `COLUMNS`."""
+    return (
+        plan.family,
+        plan.precision,
+        plan.optimizer,
+        str(plan.micro_batch),
+        str(plan.accumulation_steps),
+        plan.checkpointing,
+        plan.attention,
+        plan.sharding,
+        format_bytes(plan.peak_bytes),
+        format_bytes(plan.needed_bytes),
+        "yes" if plan.fits else "no",
+        plan.binding,
+        time_text(plan),
+    )
+
+
+def _plain(rows: Sequence[Sequence[str]], out: TextIO) -> None:
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    for row in (COLUMNS, *rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print(line.rstrip(), file=out)
+
+
+def _rich(rows: Sequence[Sequence[str]], plans: Sequence[Plan]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, header_style="bold", pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in ("b", "N", "peak", "needs") else "left")
+    for row, plan in zip(rows, plans, strict=True):
+        table.add_row(*row, style=None if plan.fits else "dim")
+    Console().print(table)
+
+
+def phase_text(plan: Plan) -> str:
+    """`forward 9.1 GB, backward 14.2 GB, optimizer 12.0 GB`."""
+    known = [name for name in PHASES if name in plan.phase_bytes]
+    return ", ".join(f"{name} {format_bytes(plan.phase_bytes[name])}" for name in known)
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan in words: the configuration and how its batch is made."""
+    lora = " with LoRA" if plan.family == "lora" else ""
+    words = [f"{plan.precision}{lora}", plan.optimizer, f"{plan.checkpointing} checkpointing"]
+    if plan.sharding != "none":
+        words.append(plan.sharding)
+    made = f"B = {plan.micro_batch} x {plan.accumulation_steps} x {plan.devices} = {plan.batch}"
+    if plan.batch_deviation:
+        made += f" ({plan.batch_deviation:+d} from the batch asked for)"
+    return f"{', '.join(words)}, {plan.attention} attention; {made}"
+
+
+def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
+    """Everything a person reads; `rows` limits the table."""
+    out = sys.stdout
+    shown = survey.plans[:rows]
+    table = [cells(plan) for plan in shown]
+    if out.isatty():
+        _rich(table, shown)
+    else:
+        _plain(table, out)
+    left = len(survey.plans) - len(shown)
+    if left > 0:
+        print(f"({left} more rows: --rows {len(survey.plans)})")
+    label = shown[0].labels if shown else {}
+    print(
+        f"{survey.candidates} candidates; peak: {label.get('peak_bytes', 'unknown')}"
+        f" (activations {label.get('activations', 'unknown')});"
+        f" time: {label.get('time_per_sample_s', 'unknown')};"
+        f" usable for the peak: {format_bytes(max(0.0, budget.largest_peak))}"
+        f" of {format_bytes(budget.memory_bytes)}"
+    )
+    if survey.samples_factor is None:
+        print("samples to target: unknown (give --noise-scale LOW..HIGH)")
+    else:
+        low, high = survey.samples_factor
+        print(f"samples to target: {low:.2f} to {high:.2f} times those of tiny batches (estimated)")
+    chosen = survey.recommended
+    if chosen is None:
+        print(f"nothing fits: {survey.reason}")
+        return
+    print(f"recommended: {plan_text(chosen)}")
+    print(f"  by phase: {phase_text(chosen)} ({chosen.labels['peak_bytes']})")
+    print(f"  because: {survey.reason}")
+    if chosen.family != "exact":
+        print(f"  changes the learning problem: {chosen.risk}")
