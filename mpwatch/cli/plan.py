@@ -1,125 +1,191 @@
 """Say which configuration fits a card, how fast it is and what it gives up.
 
-The verb only reads arguments and files, starts the tracking child and prints; what is said comes
-from `mpwatch.planner`. Exit code 0: something fits, 1: nothing fits, 2: the question is unusable.
+Reads the question, has a module tracked in a child where one is given, prints the answer; what is
+said comes from `mpwatch.planner`. Exit code 0: something fits, 1: nothing does, 2: unusable.
 """
 
 import argparse
-import json
-from pathlib import Path
-from typing import Any
+import sys
+from collections.abc import Sequence
 
-from mpwatch.cli.plan_table import print_survey
+from msgspec import Struct, structs
+
+from mpwatch.cli.plan_options import (
+    add_arguments,
+    described,
+    read_device,
+    read_limits,
+    read_model,
+    read_target,
+)
+from mpwatch.cli.plan_output import emit, inputs, survey_json
+from mpwatch.cli.plan_table import print_preset, print_survey
+from mpwatch.cli.plan_tracking import Findings, Target, track
 from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
-from mpwatch.planner.cards import Card, find_card
-from mpwatch.planner.model import Model, PlainModel, from_hf_config, transformer
-from mpwatch.planner.numerics import EXACT, FAMILIES
-from mpwatch.planner.plans import Budget, Limits
+from mpwatch.planner.calibration import RunConfiguration, calibrate, wanted_runs
+from mpwatch.planner.candidates import allowed_precisions, splits
+from mpwatch.planner.cards import Card
+from mpwatch.planner.model import Model, TrackedModel
+from mpwatch.planner.plans import Budget, Limits, Plan, as_tracked, disagreement
 from mpwatch.planner.survey import Survey, survey
-from mpwatch.planner.units import parse_count, parse_interval
+from mpwatch.planner.units import format_bytes
 
-SHAPE_OPTIONS = ("layers", "hidden", "heads", "seq", "vocab")
+__all__ = ["add_arguments", "run"]
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `mpwatch plan`."""
-    device = parser.add_argument_group("device")
-    device.add_argument(
-        "--card", help="a card's name (T4, 3090, H100, ...) or its memory: 24GB, 16GiB"
-    )
-    device.add_argument("--devices", type=int, default=1, help="data-parallel devices (default 1)")
-    model = parser.add_argument_group("model")
-    model.add_argument("--params", help="trained parameters, such as 1.3B")
-    for name, what in zip(
-        SHAPE_OPTIONS,
-        ("layers", "width", "attention heads", "tokens per sample", "words"),
-        strict=True,
-    ):
-        model.add_argument(f"--{name}", type=int, help=f"transformer shape: {what}")
-    model.add_argument("--hf-config", metavar="FILE", help="a Hugging Face config.json")
-    model.add_argument("--dropout", action="store_true", help="the layers use dropout")
-    limits = parser.add_argument_group("limits")
-    limits.add_argument("--batch", type=int, required=True, help="samples per optimizer step, B")
-    limits.add_argument("--max-accumulation", type=int, default=128, metavar="N")
-    limits.add_argument("--min-batch", type=int, default=1, metavar="B")
-    limits.add_argument("--min-micro-batch", type=int, default=1, metavar="b")
-    limits.add_argument("--precision", default="", help="allowed precisions, such as O1:fp16,O2")
-    limits.add_argument("--optimizer", default="adamw", help="adamw, sgd, sgd-momentum, ...")
-    limits.add_argument("--lora-rank", type=int, default=8, metavar="R")
-    limits.add_argument("--family", choices=("exact", "all"), default="all")
-    limits.add_argument(
-        "--noise-scale", metavar="PHI", help="gradient noise scale: 465 or 300..600"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print the documented JSON object")
-    output.add_argument("--rows", type=int, default=16, help="rows of the table (default 16)")
+VERIFIED_PLANS = 4
+DISAGREEMENT = 0.10
 
 
-def read_json(path: str) -> dict[str, Any]:
-    """A JSON object from a file. Raises UsageError with the cause."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} is no JSON object")
-    return value
+class Question(Struct, frozen=True, kw_only=True):
+    """Everything that was asked, and what is worth saying about how it was understood."""
+
+    card: Card
+    budget: Budget
+    limits: Limits
+    model: Model
+    target: Target | None
+    notes: list[str]
 
 
-def read_model(arguments: argparse.Namespace) -> Model:
-    """The model that the options describe. Raises UsageError."""
-    if arguments.hf_config:
-        return from_hf_config(read_json(arguments.hf_config), arguments.seq)
-    parameters = parse_count(arguments.params, "--params") if arguments.params else None
-    given = [name for name in SHAPE_OPTIONS if getattr(arguments, name) is not None]
-    if not given and parameters is not None:
-        return PlainModel(parameters=parameters)
-    missing = [f"--{name}" for name in SHAPE_OPTIONS if name not in given]
-    if missing:
-        raise UsageError(
-            f"the model is not described: give {', '.join(missing)}, or --params alone"
+def _tracked_model(
+    target: Target, card: Card, limits: Limits, notes: list[str]
+) -> TrackedModel | None:
+    """The module calibrated by tracked runs; None, with the cause noted, where that failed."""
+    parts = splits(limits)
+    precisions = [numerics.name for numerics in allowed_precisions(card, limits)]
+    findings: Findings = track(target, wanted_runs(precisions, parts))
+    if findings.real:
+        notes.append(
+            "tracked on real tensors full of zeros, since the module reads values of tensors"
         )
-    return transformer(
-        layers=arguments.layers,
-        hidden=arguments.hidden,
-        heads=arguments.heads,
-        sequence=arguments.seq,
-        vocabulary=arguments.vocab,
-        parameters=parameters,
-        dropout=arguments.dropout,
+    notes += [f"not tracked: {cause}" for cause in dict.fromkeys(findings.failures)]
+    if findings.cause is not None:
+        notes.append(f"tracking stopped: {findings.cause}")
+    try:
+        return calibrate(findings.runs, parts, flops_per_sample=findings.flops_per_sample)
+    except ValueError as error:
+        if findings.cause is None:
+            notes.append(f"tracking was of no use: {error}")
+        return None
+
+
+def _read_question(arguments: argparse.Namespace) -> Question:
+    """The question. Raises UsageError where it cannot be answered at all."""
+    card, budget = read_device(arguments)
+    limits = read_limits(arguments)
+    notes: list[str] = []
+    if not arguments.model:
+        model = read_model(arguments)
+        return Question(
+            card=card, budget=budget, limits=limits, model=model, target=None, notes=notes
+        )
+    target = read_target(arguments)
+    tracked = _tracked_model(target, card, limits, notes)
+    if tracked is None and not described(arguments):
+        raise UsageError(
+            f"{arguments.model}: {notes[-1]}; there is no estimate to fall back on:"
+            " give --params or a transformer's shape as well"
+        )
+    if tracked is None:
+        notes.append("falling back on the analytic estimate")
+    return Question(
+        card=card,
+        budget=budget,
+        limits=limits,
+        model=tracked or read_model(arguments),
+        target=target if tracked else None,
+        notes=notes,
     )
 
 
-def read_limits(arguments: argparse.Namespace) -> Limits:
-    """The constraints. Raises UsageError."""
-    noise = arguments.noise_scale
-    return Limits(
-        batch=arguments.batch,
-        devices=arguments.devices,
-        max_accumulation=arguments.max_accumulation,
-        min_batch=arguments.min_batch,
-        min_micro_batch=arguments.min_micro_batch,
-        families=(EXACT,) if arguments.family == "exact" else FAMILIES,
-        precisions=tuple(filter(None, arguments.precision.split(","))),
-        optimizer=arguments.optimizer,
-        lora_rank=arguments.lora_rank,
-        noise_scale=parse_interval(noise, "--noise-scale") if noise else None,
+def _configuration(plan: Plan) -> RunConfiguration:
+    return RunConfiguration(
+        precision=plan.precision,
+        micro_batch=plan.micro_batch,
+        accumulation_steps=plan.accumulation_steps,
+        checkpointing=plan.checkpointing,
+        optimizer=plan.optimizer,
     )
 
 
-def read_device(arguments: argparse.Namespace) -> tuple[Card, Budget]:
-    """The card and what of it may be used. Raises UsageError."""
-    if not arguments.card:
-        raise UsageError("no device: give --card NAME or --card SIZE")
-    card = find_card(arguments.card)
-    return card, Budget(memory_bytes=card.memory_bytes)
+def _trackable(plan: Plan) -> bool:
+    """Quantised states and sharding have no counterpart in a single process on CPU."""
+    return plan.optimizer != "adamw-8bit" and plan.sharding == "none"
+
+
+def _verified(question: Question, answer: Survey) -> Survey:
+    """Track the recommendation and the first plans of the front exactly; note disagreements."""
+    first = [answer.recommended, *answer.front] if answer.recommended else [*answer.plans]
+    chosen = list(dict.fromkeys(_key(plan) for plan in first if plan and _trackable(plan)))
+    wanted = [plan for plan in answer.plans if _key(plan) in chosen[:VERIFIED_PLANS]]
+    if question.target is None or not wanted:
+        return answer
+    findings = track(question.target, [_configuration(plan) for plan in wanted])
+    peaks = {_run_key(run.configuration): run.peak_bytes for run in findings.runs}
+
+    def checked(plan: Plan) -> Plan:
+        peak = peaks.get(_run_key(_configuration(plan))) if _trackable(plan) else None
+        return plan if peak is None else as_tracked(plan, question.budget, peak)
+
+    answer = structs.replace(
+        answer,
+        plans=tuple(map(checked, answer.plans)),
+        front=tuple(map(checked, answer.front)),
+        recommended=checked(answer.recommended) if answer.recommended else None,
+    )
+    question.notes.extend(_disagreements(answer.plans))
+    return _settled(question, answer)
+
+
+def _settled(question: Question, answer: Survey) -> Survey:
+    """Another recommendation where tracking showed that the first one does not fit after all."""
+    chosen = answer.recommended
+    if chosen is None or chosen.fits:
+        return answer
+    others = [plan for plan in answer.plans if plan.fits and plan.family == chosen.family]
+    question.notes.append(
+        f"the first choice was tracked at {format_bytes(chosen.peak_bytes)} and does not fit"
+    )
+    best = min(others, key=lambda plan: plan.relative_time or 1.0, default=None)
+    return structs.replace(answer, recommended=best)
+
+
+def _key(plan: Plan) -> tuple[object, ...]:
+    return (*_run_key(_configuration(plan)), plan.sharding, plan.family)
+
+
+def _run_key(configuration: RunConfiguration) -> tuple[object, ...]:
+    return structs.astuple(configuration)
+
+
+def _disagreements(plans: Sequence[Plan]) -> list[str]:
+    """One line for each plan whose tracked peak is over 10 % away from the estimate."""
+    return [
+        f"{plan.precision} b={plan.micro_batch} N={plan.accumulation_steps}: tracked"
+        f" {format_bytes(plan.peak_bytes)}, estimated {format_bytes(plan.estimated_peak_bytes)}"
+        for plan in plans
+        if plan.estimated_peak_bytes is not None and (disagreement(plan) or 0) > DISAGREEMENT
+    ]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer the question. Returns 0 when something fits, 1 when nothing does."""
-    card, budget = read_device(arguments)
-    answer: Survey = survey(read_model(arguments), card, budget, read_limits(arguments))
-    print_survey(answer, budget, arguments.rows)
-    return EXIT_OK if answer.recommended is not None else EXIT_REFUSED
+    question = _read_question(arguments)
+    answer = survey(question.model, question.card, question.budget, question.limits)
+    answer = _verified(question, answer)
+    for note in question.notes:
+        print(f"mpwatch: {note}", file=sys.stderr)
+    if arguments.json:
+        asked = inputs(
+            question.card.name, question.budget, question.model, question.limits, question.notes
+        )
+        print(survey_json(answer, asked))
+    else:
+        print_survey(answer, question.budget, arguments.rows)
+        if arguments.preset:
+            print_preset(arguments.preset, question.budget, question.model, answer)
+    if answer.recommended is None:
+        return EXIT_REFUSED
+    if arguments.emit:
+        emit(arguments.emit, answer.recommended)
+    return EXIT_OK

@@ -5,7 +5,7 @@ Plans carry, beside every number, where it comes from: measured, tracked, estima
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mpwatch.errors import UsageError
 from mpwatch.planner.cards import Card
@@ -106,8 +106,27 @@ class Plan(Struct, frozen=True, kw_only=True):
     """over the fastest plan shown; also where seconds are unknown"""
     risk: str
     labels: dict[str, str]
-    tracked_peak_bytes: int | None = None
-    """from running the module on fake tensors, where that was done"""
+    estimated_peak_bytes: int | None = None
+    """what was estimated before this very plan was tracked; None where it was not"""
+
+
+def as_tracked(plan: Plan, budget: Budget, tracked_bytes: int) -> Plan:
+    """The plan with the peak of its own tracked run in place of the estimate."""
+    return structs.replace(
+        plan,
+        peak_bytes=tracked_bytes,
+        estimated_peak_bytes=plan.peak_bytes,
+        needed_bytes=round(budget.needed(tracked_bytes)),
+        fits=budget.fits(tracked_bytes),
+        labels={**plan.labels, "peak_bytes": TRACKED},
+    )
+
+
+def disagreement(plan: Plan) -> float | None:
+    """Relative difference of estimate and tracked run; None where only one is known."""
+    if plan.estimated_peak_bytes is None:
+        return None
+    return abs(plan.estimated_peak_bytes - plan.peak_bytes) / plan.peak_bytes
 
 
 def family_of(setup: Setup) -> str:
@@ -135,7 +154,6 @@ def make_plan(
     card: Card,
     budget: Budget,
     batch: int | None = None,
-    memory_label: str = ESTIMATED,
 ) -> Plan:
     """Everything about one configuration; `batch` is the one asked for."""
     steps = moments(setup, accumulating=accumulation > 1)
@@ -168,7 +186,7 @@ def make_plan(
         relative_time=None,
         risk=RISKS[family],
         labels={
-            "peak_bytes": memory_label,
+            "peak_bytes": ESTIMATED,
             "time_per_sample_s": ESTIMATED if timed else UNKNOWN,
             "samples_to_target": UNKNOWN,
         },

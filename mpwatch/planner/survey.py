@@ -48,11 +48,6 @@ class Survey(Struct, frozen=True, kw_only=True):
     """samples to the target over those of tiny batches, ends of the noise scale's interval"""
 
 
-def memory_label(model: Model) -> str:
-    """Where the peaks of this model come from."""
-    return TRACKED if isinstance(model, TrackedModel) else ESTIMATED
-
-
 def plan_of(table: Table, row: int, card: Card, budget: Budget, batch: int) -> Plan:
     """The full plan of one row of the table."""
     setup = table.setups[table.setup_index[row]]
@@ -63,10 +58,11 @@ def plan_of(table: Table, row: int, card: Card, budget: Budget, batch: int) -> P
         card=card,
         budget=budget,
         batch=batch,
-        memory_label=memory_label(setup.model),
     )
-    labels = {**plan.labels, "activations": plan.labels["peak_bytes"]}
-    if isinstance(setup.model, PlainModel):
+    labels = {**plan.labels, "activations": ESTIMATED}
+    if isinstance(setup.model, TrackedModel):
+        labels["activations"] = TRACKED  # at both ends of the micro-batch, affine in between
+    elif isinstance(setup.model, PlainModel):
         labels["activations"] = UNKNOWN
     return structs.replace(plan, labels=labels)
 
