@@ -47,6 +47,8 @@ class Request(Struct, kw_only=True):
     input_dtypes: list[str]
     loss: str
     configurations: list[Configuration]
+    cpu: bool = False
+    """count what CPU kernels take below the dispatcher"""
     limit_bytes: int
     """most data memory this process may take"""
 
@@ -164,12 +166,15 @@ class Child:
         """On fake tensors, or for good on real ones once values turn out to matter."""
         if not self.real:
             try:
-                return Answer(tracked=track(subject, configuration), real=False)
+                return Answer(
+                    tracked=track(subject, configuration, cpu=self.request.cpu), real=False
+                )
             except Exception as error:
                 if not _is_data_dependent(error):
                     raise
                 print(f"mpwatch: {cause_of(error)}; trying real tensors", file=sys.stderr)
-        answer = Answer(tracked=track(subject, configuration, fake=False), real=True)
+        found = track(subject, configuration, fake=False, cpu=self.request.cpu)
+        answer = Answer(tracked=found, real=True)
         self.real = True
         return answer
 

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mpwatch_agent.scratch import convolution_scratch
 from mpwatch_agent.track_step import Step
 from mpwatch_agent.track_subject import Configuration, Subject, fake_leftovers
 from mpwatch_agent.tracker import (
@@ -123,8 +124,13 @@ def _after_loss(step: Step, tracker: ByteTracker) -> Iterator[None]:
         handle.remove()
 
 
-def track(subject: Subject, configuration: Configuration, *, fake: bool = True) -> Tracked:
+def track(
+    subject: Subject, configuration: Configuration, *, fake: bool = True, cpu: bool = False
+) -> Tracked:
     """Run two windows and report the second's peaks; `fake=False` uses real tensors.
+
+    With `cpu` the scratch of torch's CPU convolutions is added, else the training is meant for
+    CUDA, whose workspaces are covered by the planner's margin.
 
     More than two micro-batches need what two need, so no more are run.
     """
@@ -136,7 +142,7 @@ def track(subject: Subject, configuration: Configuration, *, fake: bool = True) 
         subject = structs.replace(subject, factory=lambda: _faked(original.factory, mode))
     with mode or contextlib.nullcontext():
         step = Step(subject, short)
-        tracker = ByteTracker()
+        tracker = ByteTracker(convolution_scratch if cpu else None)
         tracker.claim([*step.module.parameters(), *step.module.buffers()], WEIGHTS)
         tracker.claim(step.masters, MASTER)
         books = _Books(tracker, step)

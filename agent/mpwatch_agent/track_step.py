@@ -91,11 +91,18 @@ class Step:
         batch = self.subject.inputs(self.configuration.micro_batch)
         phase("forward")
         with self.autocast():
-            output = self.module(*batch)
+            output = self.module(*map(self._accepted, batch))
             phase("loss")
             loss = self.subject.loss(output, *batch)
         self.variables = [batch, output, loss]
         return loss
+
+    def _accepted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """An input as the module takes it: 16-bit modules are fed 16-bit floats."""
+        level = self.configuration.precision[:2]
+        if level in ("O2", "O3") and tensor.is_floating_point():
+            return tensor.to(half_of(self.configuration.precision))
+        return tensor
 
     def warm_up(self, phase: Callable[[str], None]) -> None:
         """Bring the step to where a second window finds it: states exist, no gradients.

@@ -14,7 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WEIGHTS, MASTER, GRADIENTS, STATES = "weights", "master", "gradients", "states"
 ACTIVATIONS, LOGITS, CASTS, DATA, OLDER = "activations", "logits", "casts", "data", "older"
-TRANSIENT = "optimizer transient"
+TRANSIENT, SCRATCH = "optimizer transient", "scratch"
+
+Scratch = Callable[[object, tuple[Any, ...]], int]
+"""Bytes that an operator is known to take while it runs, though no tensor shows them."""
 
 _TO_COPY = torch.ops.aten._to_copy.default
 
@@ -51,8 +54,9 @@ class ByteTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         >>> tracker.peak_bytes
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._scratch = scratch
         self.owner = ACTIVATIONS
         """who owns storages born from now on"""
         self.live_bytes = 0
@@ -137,6 +141,9 @@ class ByteTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             if storage._cdata not in live:
                 self._book(storage, owner)
-        if self.live_bytes > self.peak_bytes:
+        extra = self._scratch(func, args) if self._scratch is not None else 0
+        if self.live_bytes + extra > self.peak_bytes:
             self.reset_peak()
+            self.peak_bytes += extra
+            self.peak_owners[SCRATCH] = extra
         return result

@@ -29,6 +29,8 @@ class Target(Struct, frozen=True, kw_only=True):
     input_dtypes: tuple[str, ...]
     loss: str = "mean"
     timeout_s: float = 60.0
+    cpu: bool = False
+    """for torch's CPU kernels: their scratch counts"""
 
 
 class Findings(Struct, kw_only=True):
@@ -56,6 +58,7 @@ def _request(target: Target, configurations: Sequence[RunConfiguration]) -> byte
         "input_dtypes": target.input_dtypes,
         "loss": target.loss,
         "configurations": configurations,
+        "cpu": target.cpu,
         "limit_bytes": _limit_bytes(),
     }
     return msgspec.json.encode(fields)

@@ -108,7 +108,7 @@ def optimizer_moment(setup: Setup, *, data: float) -> Moment:
     """The step: gradients whole, activations gone, the optimizer's own temporaries.
 
     foreach makes one temporary as large as the parameters, a loop two of the largest tensor, a
-    fused kernel none. O2 without a fused kernel first copies its gradients to fp32.
+    fused kernel none. O2 first copies its 16-bit gradients to fp32 for the masters.
     """
     numerics, optimizer = setup.numerics, setup.optimizer
     share = shards(setup.sharding, setup.devices)[2]
@@ -119,7 +119,7 @@ def optimizer_moment(setup: Setup, *, data: float) -> Moment:
     elif optimizer.scratch and optimizer.implementation == "loop":
         largest = 0 if isinstance(setup.model, PlainModel) else setup.model.largest
         transient = 2 * min(largest, trained) * numerics.states / share
-    if numerics.master and optimizer.implementation != "fused":
+    if numerics.master:
         transient += 4 * trained / share
     fixed = {**static_terms(setup, accumulating=True), "optimizer transient": transient}
     return Moment(phase="optimizer", name="step", fixed=fixed, per_sample={"activations": data})
