@@ -17,13 +17,13 @@ from typing import BinaryIO
 import msgspec
 import torch
 from msgspec import Struct
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpwatch_agent.track_phases import Tracked, track
 from mpwatch_agent.track_step import Step
 from mpwatch_agent.track_subject import (
     Configuration,
+    SharedFakeMode,
     Subject,
     find_dtype,
     find_loss,
@@ -106,7 +106,7 @@ def _limit_memory(nbytes: int) -> None:
 def _flops(subject: Subject) -> float | None:
     """Counted on fake tensors; None where an operator has no count or the module refuses."""
     counter = FlopCounterMode(display=False)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with SharedFakeMode():
         step = Step(subject, Configuration(micro_batch=BATCH_FOR_FLOPS))
         with counter:
             step.window(lambda _: None)

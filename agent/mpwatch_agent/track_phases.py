@@ -15,7 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpwatch_agent.scratch import convolution_scratch
 from mpwatch_agent.track_step import Step
-from mpwatch_agent.track_subject import Configuration, Subject, fake_leftovers
+from mpwatch_agent.track_subject import (
+    Configuration,
+    SharedFakeMode,
+    Subject,
+    fake_leftovers,
+)
 from mpwatch_agent.tracker import (
     ACTIVATIONS,
     DATA,
@@ -137,7 +142,7 @@ def track(
     original = subject
     repeated = min(configuration.accumulation_steps, 2)
     short = structs.replace(configuration, accumulation_steps=repeated)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    mode = SharedFakeMode() if fake else None
     if mode is not None:
         subject = structs.replace(subject, factory=lambda: _faked(original.factory, mode))
     with mode or contextlib.nullcontext():

@@ -142,6 +142,21 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter]) -> torch.optim
     raise ValueError(f"optimizer {name!r} cannot be tracked")
 
 
+class SharedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A fake mode that survives `copy.deepcopy` of the modules made in it.
+
+    Modules that clone their layers (nn.Transformer) would copy the mode along with the tensors;
+    tensors of two modes do not mix, and operators then take other paths than on real tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "SharedFakeMode":
+        """The same mode."""
+        return self
+
+
 def fake_leftovers(module: nn.Module, mode: FakeTensorMode) -> None:
     """Tensors that the factory made outside torch (numpy, files) become fake as well."""
     tensors = [*module.parameters(), *module.buffers()]

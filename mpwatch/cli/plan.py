@@ -19,14 +19,17 @@ from mpwatch.cli.plan_options import (
     read_target,
 )
 from mpwatch.cli.plan_output import emit, inputs, survey_json
+from mpwatch.cli.plan_plot import scatter, space_lines
 from mpwatch.cli.plan_table import print_preset, print_survey
 from mpwatch.cli.plan_tracking import Findings, Target, track
+from mpwatch.cli.plan_verify import comparison, measure
 from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
 from mpwatch.planner.calibration import RunConfiguration, calibrate, wanted_runs
 from mpwatch.planner.candidates import allowed_precisions, splits
 from mpwatch.planner.cards import Card
 from mpwatch.planner.model import Model, TrackedModel
 from mpwatch.planner.plans import Budget, Limits, Plan, as_tracked, disagreement
+from mpwatch.planner.space import space
 from mpwatch.planner.survey import Survey, survey
 from mpwatch.planner.units import format_bytes
 
@@ -168,6 +171,35 @@ def _disagreements(plans: Sequence[Plan]) -> list[str]:
     ]
 
 
+def _print_answer(arguments: argparse.Namespace, question: Question, answer: Survey) -> None:
+    """Everything that goes to stdout."""
+    if arguments.json:
+        asked = inputs(
+            question.card.name, question.budget, question.model, question.limits, question.notes
+        )
+        print(survey_json(answer, asked))
+        return
+    print_survey(answer, question.budget, arguments.rows)
+    if arguments.plot:
+        print("\n".join(scatter(answer, question.budget)))
+    if arguments.space:
+        cells = space(question.model, question.card, question.budget, question.limits)
+        print("\n".join(space_lines(cells)))
+    if arguments.preset:
+        print_preset(arguments.preset, question.budget, question.model, answer)
+
+
+def _write_picture(path: str, question: Question, answer: Survey, *, of_space: bool) -> None:
+    """The plot, or the space, into a file; matplotlib is imported only now."""
+    from mpwatch.cli.plan_picture import picture_space, picture_survey
+
+    if of_space:
+        cells = space(question.model, question.card, question.budget, question.limits)
+        picture_space(path, cells)
+    else:
+        picture_survey(path, answer, question.budget)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Answer the question. Returns 0 when something fits, 1 when nothing does."""
     question = _read_question(arguments)
@@ -175,17 +207,14 @@ def run(arguments: argparse.Namespace) -> int:
     answer = _verified(question, answer)
     for note in question.notes:
         print(f"mpwatch: {note}", file=sys.stderr)
-    if arguments.json:
-        asked = inputs(
-            question.card.name, question.budget, question.model, question.limits, question.notes
-        )
-        print(survey_json(answer, asked))
-    else:
-        print_survey(answer, question.budget, arguments.rows)
-        if arguments.preset:
-            print_preset(arguments.preset, question.budget, question.model, answer)
+    _print_answer(arguments, question, answer)
+    if arguments.picture:
+        _write_picture(arguments.picture, question, answer, of_space=arguments.space)
     if answer.recommended is None:
         return EXIT_REFUSED
     if arguments.emit:
         emit(arguments.emit, answer.recommended)
+    if arguments.verify:
+        summary = measure(arguments.verify, arguments.verify_steps)
+        print("\n".join(comparison(answer.recommended, summary)))
     return EXIT_OK

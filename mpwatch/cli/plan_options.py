@@ -15,7 +15,7 @@ from mpwatch.errors import UsageError
 from mpwatch.planner.cards import Card, find_card, unnamed_card
 from mpwatch.planner.model import Model, PlainModel, from_hf_config, transformer
 from mpwatch.planner.numerics import EXACT, FAMILIES
-from mpwatch.planner.plans import Budget, Limits
+from mpwatch.planner.plans import CONTEXT_BYTES, Budget, Limits
 from mpwatch.planner.units import parse_count, parse_interval
 
 SHAPE_OPTIONS = {
@@ -45,6 +45,11 @@ def _add_device(group: Any) -> None:
         type=int,
         metavar="GPU",
         help="ask the driver what GPU (default 0) has free now, other processes counted",
+    )
+    group.add_argument(
+        "--cpu",
+        action="store_true",
+        help="training runs on torch's CPU kernels in that much memory, not on CUDA",
     )
     group.add_argument("--devices", type=int, default=1, help="data-parallel devices (default 1)")
 
@@ -169,6 +174,7 @@ def read_limits(arguments: argparse.Namespace) -> Limits:
         precisions=tuple(filter(None, arguments.precision.split(","))),
         optimizer=arguments.optimizer,
         lora_rank=arguments.lora_rank,
+        cuda=not arguments.cpu,
         noise_scale=parse_interval(noise, "--noise-scale") if noise else None,
     )
 
@@ -180,7 +186,8 @@ def read_device(arguments: argparse.Namespace) -> tuple[Card, Budget]:
     if not arguments.card:
         raise UsageError("no device: give --card NAME, --card SIZE, or --free")
     card = find_card(arguments.card)
-    return card, Budget(memory_bytes=card.memory_bytes)
+    context = 0 if arguments.cpu else CONTEXT_BYTES
+    return card, Budget(memory_bytes=card.memory_bytes, context_bytes=context)
 
 
 def _free_device(index: int, named: str | None) -> tuple[Card, Budget]:
@@ -229,4 +236,5 @@ def read_target(arguments: argparse.Namespace) -> Target:
         input_dtypes=dtypes,
         loss=arguments.loss,
         timeout_s=arguments.track_timeout,
+        cpu=arguments.cpu,
     )

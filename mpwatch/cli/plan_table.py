@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from mpwatch.planner.model import Model
+from mpwatch.planner.pareto import thin
 from mpwatch.planner.plans import Budget, Plan
 from mpwatch.planner.presets import (
     PARAM_FRACTION_DEFECT,
@@ -19,6 +20,7 @@ from mpwatch.planner.survey import Survey
 from mpwatch.planner.units import format_bytes, format_seconds
 
 COLUMNS = (
+    "",
     "family",
     "precision",
     "optimizer",
@@ -44,9 +46,10 @@ def time_text(plan: Plan) -> str:
     return "unknown" if plan.relative_time is None else f"{plan.relative_time:.2f}x fastest"
 
 
-def cells(plan: Plan) -> tuple[str, ...]:
-    """One row, in the order of `COLUMNS`."""
+def cells(plan: Plan, recommended: Plan | None) -> tuple[str, ...]:
+    """One row, in the order of `COLUMNS`; `*` marks the recommendation."""
     return (
+        "*" if plan == recommended else "",
         plan.family,
         plan.precision,
         plan.optimizer,
@@ -101,11 +104,23 @@ def plan_text(plan: Plan) -> str:
     return f"{', '.join(words)}, {plan.attention} attention; {made}"
 
 
+def shown_plans(survey: Survey, rows: int) -> list[Plan]:
+    """The recommendation first, then the others in their order, neighbours within 1 % left out."""
+    first = [survey.recommended] if survey.recommended else []
+    others = [plan for plan in survey.plans if plan != survey.recommended]
+    points = [(float(plan.peak_bytes), plan.relative_time or 1.0) for plan in others]
+    kept: list[Plan] = []
+    for family in dict.fromkeys((plan.family, plan.fits) for plan in others):
+        members = [i for i, plan in enumerate(others) if (plan.family, plan.fits) == family]
+        kept += [others[i] for i in thin(points, members)]
+    return [*first, *kept][: max(1, rows)]
+
+
 def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
     """Everything a person reads; `rows` limits the table."""
     out = sys.stdout
-    shown = survey.plans[:rows]
-    table = [cells(plan) for plan in shown]
+    shown = shown_plans(survey, rows)
+    table = [cells(plan, survey.recommended) for plan in shown]
     if out.isatty():
         _rich(table, shown)
     else:

@@ -124,8 +124,10 @@ def ladder(choices: Sequence[Setup], parts: Sequence[Split], budget: Budget) -> 
         candidate = structs.replace(current, **change)
         if candidate == current or _key(candidate) not in available:
             continue
+        split, peak, fits = _best_split(candidate, parts, budget)
+        if not fits and peak >= rungs[-1].peak_bytes:
+            continue  # a concession that saves nothing is not made
         current = candidate
-        split, peak, fits = _best_split(current, parts, budget)
         rungs.append(_rung(name, current, split, peak, fits))
         if fits:
             return rungs
@@ -186,7 +188,7 @@ def reason(rungs: Sequence[Rung], chosen: Setup) -> str:
     family = family_of(chosen)
     failed = [rung.words() for rung in rungs if not rung.fits]
     if not failed:
-        return "an ordinary mixed-precision step fits; this is the fastest that does"
+        return f"{rungs[0].words()} without any concession; the fastest that fits is taken"
     tail = f"; family {family}: {RISKS[family]}" if family != EXACT else ""
     return f"{'; '.join(failed[-2:])}; the fastest that fits is taken{tail}"
 

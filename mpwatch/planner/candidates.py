@@ -122,6 +122,7 @@ def setups(model: Model, card: Card, limits: Limits) -> list[Setup]:
             checkpointing=checkpointing,
             sharding=sharding,
             devices=limits.devices,
+            cuda=limits.cuda,
         )
         eight_bit_half = numerics.level == "O3" and setup.optimizer.block is not None
         if family_of(setup) in limits.families and not eight_bit_half:

@@ -63,6 +63,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """empty: whatever the card runs well"""
     optimizer: str = "adamw"
     lora_rank: int = 8
+    cuda: bool = True
+    """CUDA's memory rules; False: torch's CPU kernels"""
     noise_scale: tuple[float, float] | None = None
     """phi, ends of its interval; None is unknown"""
 
