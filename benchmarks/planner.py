@@ -22,8 +22,8 @@ from mpwatch.planner.numerics import find_optimizer, find_precision
 from tests.support.planner_cases import ARCHITECTURES, CONFIGURATIONS, fields, measured
 
 BUDGET = 0.05
-SPLITS = [(64, 1), (32, 2), (16, 4), (4, 16)]
-"""A batch of 64; the calibration runs only the ends, 64 with N = 1 and 32 and 4 with N > 1."""
+SPLITS = [(16, 1), (8, 2), (4, 4), (1, 16)]
+"""A batch of 16; the calibration runs only the ends: 16 for N = 1, and 8 and 1 for N > 1."""
 
 
 def findings_of(name: str, configurations: list[RunConfiguration]) -> Findings:

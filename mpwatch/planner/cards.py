@@ -97,10 +97,10 @@ def find_card(text: str) -> Card:
     key = text.strip().lower().removeprefix("nvidia ").removeprefix("rtx").strip(" -_")
     if key in CARDS:
         return CARDS[key]
-    if key[:1].isdigit() and key.endswith("b"):
-        return unnamed_card(text.strip(), parse_bytes(key, "card"))
-    if key.replace(".", "", 1).lstrip("+-").isdigit() or key.startswith("-"):
-        parse_bytes(text, "card")
+    if key.lstrip("+-")[:1].isdigit() and key.endswith("b"):
+        return unnamed_card(text.strip(), parse_bytes(text, "card"))
+    if key.replace(".", "", 1).lstrip("+-").isdigit():
+        parse_bytes(text, "card")  # raises: a number without a unit
     close = difflib.get_close_matches(key, CARDS, n=3, cutoff=0.5)
     names = ", ".join(CARDS[name].name for name in close or CARDS)
     raise UsageError(f"unknown card {text!r}: give a size such as 24GB, or one of: {names}")

@@ -1,0 +1,164 @@
+"""The tracking child: every way a user's factory misbehaves ends in one line with the cause."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpwatch.cli.plan_tracking import Target, track
+from mpwatch.planner.calibration import RunConfiguration
+from mpwatch_agent.track_child import Child, Request
+from mpwatch_agent.track_subject import Configuration
+
+ROOT = Path(__file__).parents[2]
+MODULES = ROOT / "tests" / "support" / "toy_modules.py"
+ONE = RunConfiguration(
+    precision="O0", micro_batch=2, accumulation_steps=1, checkpointing="none", optimizer="sgd"
+)
+
+
+@pytest.fixture
+def found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children import the packages from this checkout, installed or not."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'agent'}")
+
+
+def answers(factory: str, shape: tuple[int, ...] = (16,), **fields: Any) -> list[dict[str, Any]]:
+    """What the child says, run in this process."""
+    out = io.BytesIO()
+    request = Request(
+        model=f"{MODULES}:{factory}",
+        input_shapes=[shape],
+        input_dtypes=["float32"],
+        loss="mean",
+        configurations=[Configuration(micro_batch=2, optimizer="sgd", **fields)],
+        limit_bytes=8 * 10**9,
+    )
+    Child(request, out).run()
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("factory", "cause"),
+    [
+        ("raise_an_error", r"RuntimeError: weights file not found \(toy_modules.py:\d+\)"),
+        ("return_a_string", "TypeError: the factory returned str, not a Module"),
+        ("end_the_process", r"SystemExit: 0 \(toy_modules.py:\d+\)"),
+        ("nothing_of_that_name", "toy_modules.py has no function 'nothing_of_that_name'"),
+    ],
+)
+def test_cause_is_one_line(factory: str, cause: str) -> None:
+    (failure,) = answers(factory)
+    assert failure["kind"] == "failed"
+    assert failure["configuration"] is None
+    assert re.search(cause, failure["cause"])
+    assert "\n" not in failure["cause"]
+
+
+def test_missing_file_and_wrong_shape() -> None:
+    request = Request(
+        model="nowhere.py:build",
+        input_shapes=[(16,)],
+        input_dtypes=["float32"],
+        loss="mean",
+        configurations=[],
+        limit_bytes=1,
+    )
+    out = io.BytesIO()
+    Child(request, out).run()
+    assert "names no file" in json.loads(out.getvalue())["cause"]
+    (failure,) = answers("build_perceptron", shape=(7,))
+    assert failure["kind"] == "failed"
+
+
+def test_checkpointing_without_blocks_does_not_stop_the_others() -> None:
+    out = io.BytesIO()
+    request = Request(
+        model=f"{MODULES}:build_from_numpy",
+        input_shapes=[(4,)],
+        input_dtypes=["float32"],
+        loss="mean",
+        configurations=[
+            Configuration(checkpointing="full", optimizer="sgd"),
+            Configuration(optimizer="sgd"),
+        ],
+        limit_bytes=8 * 10**9,
+    )
+    Child(request, out).run()
+    kinds = [json.loads(line)["kind"] for line in out.getvalue().splitlines()]
+    assert kinds.count("failed") == 1
+    assert kinds.count("tracked") == 1
+
+
+def test_data_dependent_control_flow_falls_back_on_real_tensors() -> None:
+    (answer,) = answers("build_branching")
+    assert answer["kind"] == "tracked"
+    assert answer["real"] is True
+    assert answer["tracked"]["parameters"] == 16 * 16 + 16
+
+
+def test_flops_are_six_per_parameter_and_sample() -> None:
+    work = next(a for a in answers("build_perceptron", shape=(256,)) if a["kind"] == "work")
+    matrices = 256 * 512 + 4 * 512 * 512 + 512 * 10
+    # The first layer needs no gradient of its input.
+    assert work["flops_per_sample"] == 6 * matrices - 2 * 256 * 512
+
+
+@pytest.mark.usefixtures("found_by_children")
+def test_a_factory_that_never_returns_is_ended_at_the_deadline() -> None:
+    target = Target(
+        model=f"{MODULES}:never_return",
+        input_shapes=((1,),),
+        input_dtypes=("float32",),
+        timeout_s=10.0,
+    )
+    found = track(target, [ONE])
+    assert found.runs == []
+    assert found.cause == "not finished after 10 s (--track-timeout)"
+
+
+@pytest.mark.usefixtures("found_by_children")
+def test_a_factory_that_takes_a_terabyte_is_refused_it() -> None:
+    target = Target(
+        model=f"{MODULES}:allocate_a_terabyte", input_shapes=((1,),), input_dtypes=("float32",)
+    )
+    found = track(target, [ONE])
+    assert found.cause is not None
+    assert "Unable to allocate 931. GiB" in found.cause
+
+
+LARGE = """
+import gc, resource, time, torch
+from mpwatch_agent.track_phases import track
+from mpwatch_agent.track_subject import Configuration, Subject, mean_loss
+from tests.support.toy_gpt import build_large
+torch.set_num_threads(1)
+gc.freeze()
+subject = Subject(
+    factory=build_large,
+    input_shapes=((2048,), (2048,)),
+    input_dtypes=(torch.int64, torch.int64),
+    loss=mean_loss,
+)
+begin = time.process_time()
+found = track(subject, Configuration(precision="O1:bf16", optimizer="adamw-foreach"))
+print(found.phases[1].peak_bytes, time.process_time() - begin)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.usefixtures("found_by_children")
+def test_gpt_of_1_4_billion_in_five_seconds_and_500_megabytes() -> None:
+    """Processor time, so that other work on the machine is no excuse; torch already imported."""
+    child = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    backward, seconds, kilobytes = child.stdout.split()
+    assert int(backward) / 2**30 == pytest.approx(22.85, rel=0.005)
+    assert float(seconds) <= 5.0
+    assert int(kilobytes) <= 500_000
