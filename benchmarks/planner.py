@@ -16,8 +16,9 @@ import torch
 
 from mpwatch.cli.plan_tracking import Findings, Target, track
 from mpwatch.planner.calibration import RunConfiguration, calibrate, wanted_runs
+from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.model import TrackedModel
-from mpwatch.planner.moments import Setup, moments, peak_moment
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import find_optimizer, find_precision
 from tests.support.planner_cases import ARCHITECTURES, CONFIGURATIONS, fields, measured
 

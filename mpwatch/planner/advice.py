@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from mpwatch.planner.candidates import Split, Table
-from mpwatch.planner.moments import Setup, moments, peak_moment
+from mpwatch.planner.footprint import Setup, peak_moment
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import EXACT, FAMILIES, RISKS
 from mpwatch.planner.plans import Budget, Limits, family_of
 from mpwatch.planner.units import format_bytes

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from mpwatch.planner.footprint import Setup, static_terms
 from mpwatch.planner.model import Growth, TrackedModel, growth_key
-from mpwatch.planner.moments import Setup, static_terms
 from mpwatch.planner.numerics import find_optimizer, find_precision
 
 PHASES = ("forward", "backward")

@@ -14,8 +14,9 @@ from msgspec import Struct, structs
 from mpwatch.errors import UsageError
 from mpwatch.planner.activations import ATTENTIONS
 from mpwatch.planner.cards import Card, half_formats
+from mpwatch.planner.footprint import Moment, Setup
 from mpwatch.planner.model import Model, PlainModel, TrackedModel, TransformerShape
-from mpwatch.planner.moments import Moment, Setup, moments
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import (
     LORA,
     PRECISIONS,

@@ -9,13 +9,8 @@ from msgspec import Struct, structs
 
 from mpwatch.errors import UsageError
 from mpwatch.planner.cards import Card
-from mpwatch.planner.moments import (
-    Setup,
-    binding_term,
-    moments,
-    peak_moment,
-    phase_peaks,
-)
+from mpwatch.planner.footprint import Setup, binding_term, peak_moment, phase_peaks
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import EIGHT_BIT, EXACT, LORA, PURE_HALF, RISKS
 from mpwatch.planner.timing import rates, window_seconds
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from mpwatch.planner.activations import layer_bytes, selective_overhead
 from mpwatch.planner.cards import Card
+from mpwatch.planner.footprint import Setup, trained_parameters
 from mpwatch.planner.model import TrackedModel, TransformerShape
-from mpwatch.planner.moments import Setup, trained_parameters
 
 UTILISATION = (0.55, 0.40, 0.25)
 """Best, middle and worst share of peak FLOP/s that large micro-batches reach; judgement."""

@@ -14,8 +14,8 @@ from mpwatch.cli import plan
 from mpwatch.cli.plan_verify import comparison
 from mpwatch.errors import UsageError
 from mpwatch.planner.cards import find_card
+from mpwatch.planner.footprint import Setup
 from mpwatch.planner.model import PlainModel
-from mpwatch.planner.moments import Setup
 from mpwatch.planner.numerics import find_optimizer, find_precision
 from mpwatch.planner.plans import Budget, make_plan
 

@@ -9,7 +9,8 @@ from mpwatch.planner.calibration import (
     calibrate,
     wanted_runs,
 )
-from mpwatch.planner.moments import Setup, binding_term, moments, peak_moment
+from mpwatch.planner.footprint import Setup, binding_term, peak_moment
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import find_optimizer, find_precision
 
 PARAMETERS = 1000

@@ -14,8 +14,9 @@ from mpwatch.planner.activations import (
     selective_overhead,
     selective_saving,
 )
+from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.model import TransformerShape, transformer
-from mpwatch.planner.moments import Setup, moments, peak_moment
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import (
     deepspeed_estimate,
     find_optimizer,

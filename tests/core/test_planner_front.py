@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from mpwatch.errors import UsageError
 from mpwatch.planner.candidates import bulk_peaks, evaluate, setups, splits, table_front
 from mpwatch.planner.cards import CARDS, find_card, half_formats
+from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.model import PlainModel, transformer
-from mpwatch.planner.moments import Setup, moments, peak_moment
+from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import PRECISIONS, find_optimizer, find_precision
 from mpwatch.planner.pareto import dominates, front, robust_front, thin
 from mpwatch.planner.plans import Budget, Limits
