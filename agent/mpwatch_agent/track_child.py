@@ -74,16 +74,17 @@ class Work(Struct, frozen=True, kw_only=True, tag_field="kind", tag="work"):
     flops_per_sample: float | None
 
 
-def cause_of(error: BaseException) -> str:
-    """One line: class, first line of the text, and the last place in a file of the user's."""
+def cause_of(error: BaseException, model: str) -> str:
+    """One line: class, first line of the text, and the last place in the model's own folder."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
-    own = (Path(__file__).parent, Path(torch.__file__).parent, Path(contextlib.__file__).parent)
+    home = Path(model.rpartition(":")[0]).resolve().parent
     places = [
         f"{Path(frame.filename).name}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not any(parent in Path(frame.filename).parents for parent in own)
-        and not frame.filename.startswith("<")
+        if home in Path(frame.filename).resolve().parents
+        and Path(__file__).parent not in Path(frame.filename).resolve().parents
+        and "site-packages" not in frame.filename
     ]
     where = f" ({places[-1]})" if places else ""
     name = type(error).__name__
@@ -141,7 +142,7 @@ class Child:
         try:
             subject = self.subject()
         except BaseException as error:
-            self.say(Failure(configuration=None, cause=cause_of(error)))
+            self.say(Failure(configuration=None, cause=cause_of(error, self.request.model)))
             return
         for index, configuration in enumerate(self.request.configurations):
             try:
@@ -149,7 +150,7 @@ class Child:
             except (Exception, SystemExit) as error:
                 own = index > 0 or configuration.checkpointing != "none"
                 failed = configuration if own else None
-                self.say(Failure(configuration=failed, cause=cause_of(error)))
+                self.say(Failure(configuration=failed, cause=cause_of(error, self.request.model)))
                 if failed is None:
                     return
             if index == 0 and not self.real:
@@ -172,7 +173,8 @@ class Child:
             except Exception as error:
                 if not _is_data_dependent(error):
                     raise
-                print(f"mpwatch: {cause_of(error)}; trying real tensors", file=sys.stderr)
+                cause = cause_of(error, self.request.model)
+                print(f"mpwatch: {cause}; trying real tensors", file=sys.stderr)
         found = track(subject, configuration, fake=False, cpu=self.request.cpu)
         answer = Answer(tracked=found, real=True)
         self.real = True

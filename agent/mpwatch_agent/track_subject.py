@@ -177,11 +177,12 @@ def load_function(spec: str) -> Callable[..., Any]:
     if not (path_text and name and path.is_file()):
         raise LookupError(f"{spec!r} names no file and function: write file.py:factory")
     sys.path.insert(0, str(path.parent))
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    own_name = f"planned_{path.stem}"  # never the name of a module that someone else imports
+    module_spec = importlib.util.spec_from_file_location(own_name, path)
     if module_spec is None or module_spec.loader is None:
         raise LookupError(f"{path} cannot be imported as Python")
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[path.stem] = module
+    sys.modules[own_name] = module
     module_spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):

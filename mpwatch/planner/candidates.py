@@ -157,6 +157,19 @@ class Table(Struct, frozen=True, kw_only=True):
         return len(self.micro_batch)
 
 
+def seconds_at(table: Table, card: Card, band: int) -> Any:
+    """Seconds per sample at another end of the time band; nan where unknown."""
+    numpy = import_numpy()
+    seconds = numpy.full(len(table), numpy.nan)
+    for index, setup in enumerate(table.setups):
+        rows = table.setup_index == index
+        b, n = table.micro_batch[rows].astype(float), table.accumulation[rows].astype(float)
+        found = seconds_per_sample(setup, card, b, n, band)
+        if found is not None:
+            seconds[rows] = found
+    return seconds
+
+
 def bulk_peaks(steps: Sequence[Moment], micro_batch: Any) -> Any:
     """Peak bytes for an array of micro-batches."""
     numpy = import_numpy()

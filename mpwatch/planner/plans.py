@@ -19,6 +19,7 @@ CONTEXT_BYTES = 600_000_000
 """CUDA context and library workspaces where NVML has not measured them; judgement."""
 LEAST_MARGIN_BYTES = 500_000_000
 MARGIN_SHARE = 0.05
+MOST_ACCUMULATION = 65_536
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -72,6 +73,11 @@ class Limits(Struct, frozen=True, kw_only=True):
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {getattr(self, name)} must be at least 1")
+        if self.max_accumulation > MOST_ACCUMULATION:
+            raise UsageError(
+                f"--max-accumulation {self.max_accumulation} is out of range: 1 to"
+                f" {MOST_ACCUMULATION}"
+            )
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -102,6 +108,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     relative_time: float | None
     """over the fastest plan shown; also where seconds are unknown"""
     risk: str
+    robust: bool = False
+    """on the front at both ends of the time band, not only in its middle"""
     labels: dict[str, str]
     estimated_peak_bytes: int | None = None
     """what was estimated before this very plan was tracked; None where it was not"""

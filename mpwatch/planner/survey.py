@@ -13,6 +13,7 @@ from mpwatch.planner.candidates import (
     Table,
     evaluate,
     import_numpy,
+    seconds_at,
     setups,
     splits,
     table_front,
@@ -97,6 +98,17 @@ def _chosen_rows(table: Table) -> tuple[list[int], list[int]]:
     return overall, list(dict.fromkeys(shown))
 
 
+def _robust_rows(table: Table, card: Card) -> set[int]:
+    """Rows on the fitting front at both ends of the time band."""
+    numpy = import_numpy()
+    fitting = numpy.flatnonzero(table.fits)
+    ends = [
+        set(table_front(structs.replace(table, seconds=seconds_at(table, card, band)), fitting))
+        for band in (0, 2)
+    ]
+    return ends[0] & ends[1]
+
+
 def _relative(plans: Sequence[Plan], seconds: Sequence[float]) -> tuple[Plan, ...]:
     """Fill in `relative_time`, over the fastest of these plans."""
     known = [value for value in seconds if value == value]
@@ -115,13 +127,19 @@ def survey(model: Model, card: Card, budget: Budget, limits: Limits) -> Survey:
     """
     choices = setups(model, card, limits)
     parts: list[Split] = splits(limits)
+    if isinstance(model, PlainModel):
+        parts = parts[-1:]  # activations are unknown: only the smallest micro-batch is proposed
     table = evaluate(choices, parts, card, budget)
     overall, rows = _chosen_rows(table)
     chosen = recommend(table)
     if chosen is not None:
         rows = list(dict.fromkeys([*rows, chosen]))
+    robust = _robust_rows(table, card)
     plans = _relative(
-        [plan_of(table, row, card, budget, limits.batch) for row in rows],
+        [
+            structs.replace(plan_of(table, row, card, budget, limits.batch), robust=row in robust)
+            for row in rows
+        ],
         [float(table.seconds[row]) for row in rows],
     )
     by_row = dict(zip(rows, plans, strict=True))
@@ -131,6 +149,8 @@ def survey(model: Model, card: Card, budget: Budget, limits: Limits) -> Survey:
         if chosen is not None
         else shortfall(rungs, choices, budget, limits)
     )
+    if isinstance(model, PlainModel):
+        text += "; activations are unknown and not counted: give the shape, or --model"
     factor = None
     if limits.noise_scale is not None:
         low, high = limits.noise_scale

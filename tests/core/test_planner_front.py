@@ -252,6 +252,8 @@ def test_a_model_known_by_its_size_says_that_activations_are_unknown() -> None:
     )
     assert answer.recommended is not None
     assert answer.recommended.labels["activations"] == "unknown"
+    assert {plan.micro_batch for plan in answer.plans} == {1}
+    assert "activations are unknown" in answer.reason
     assert answer.recommended.time_per_sample_s is None
 
 
