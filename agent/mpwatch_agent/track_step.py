@@ -58,7 +58,7 @@ class Step:
         if level == "O2":
             self.masters = [nn.Parameter(p.detach().float()) for p in self.trained]
         self.optimizer = make_optimizer(configuration.optimizer, self.masters or self.trained)
-        self.variables: list[Any] = []
+        self.variables: dict[str, Any] = {}
 
     @property
     def has_states(self) -> bool:
@@ -86,15 +86,15 @@ class Step:
 
     def _forward(self, phase: Callable[[str], None]) -> torch.Tensor:
         """The loss of a fresh batch. Like a script's variables, the last batch, output and loss
-        stay referenced until the next ones are there."""
+        each stay referenced until the next one is there."""
         phase(DATA)
-        batch = self.subject.inputs(self.configuration.micro_batch)
+        batch = self.variables["batch"] = self.subject.inputs(self.configuration.micro_batch)
         phase("forward")
         with self.autocast():
-            output = self.module(*map(self._accepted, batch))
+            output = self.variables["output"] = self.module(*map(self._accepted, batch))
             phase("loss")
-            loss = self.subject.loss(output, *batch)
-        self.variables = [batch, output, loss]
+            loss: torch.Tensor = self.subject.loss(output, *batch)
+        self.variables["loss"] = loss
         return loss
 
     def _accepted(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,10 @@ class Step:
         for parameter in list(_leaves(self._forward(phase))):
             parameter.grad = torch.zeros_like(parameter)
         # Without the graph, as backward would have left them.
-        self.variables = [tensor.detach() for tensor in tensors_in(self.variables)]
+        self.variables = {
+            name: [tensor.detach() for tensor in tensors_in(value)]
+            for name, value in self.variables.items()
+        }
         phase("optimizer")
         groups = self.optimizer.param_groups
         kept = [(group["foreach"], group["fused"]) for group in groups]

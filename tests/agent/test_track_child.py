@@ -1,16 +1,20 @@
 """The tracking child: every way a user's factory misbehaves ends in one line with the cause."""
 
+import argparse
 import io
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpwatch.cli import plan
 from mpwatch.cli.plan_tracking import Target, track
+from mpwatch.errors import UsageError
 from mpwatch.planner.calibration import RunConfiguration
 from mpwatch_agent.track_child import Child, Request
 from mpwatch_agent.track_subject import Configuration
@@ -115,11 +119,11 @@ def test_a_factory_that_never_returns_is_ended_at_the_deadline() -> None:
         model=f"{MODULES}:never_return",
         input_shapes=((1,),),
         input_dtypes=("float32",),
-        timeout_s=10.0,
+        timeout_s=6.0,
     )
     found = track(target, [ONE])
     assert found.runs == []
-    assert found.cause == "not finished after 10 s (--track-timeout)"
+    assert found.cause == "not finished after 6 s (--track-timeout)"
 
 
 @pytest.mark.usefixtures("found_by_children")
@@ -150,6 +154,8 @@ for _ in range(2):
     begin = time.process_time()
     found = track(subject, Configuration(precision="O1:bf16", optimizer="adamw-foreach"))
     seconds.append(time.process_time() - begin)
+    if seconds[-1] <= 5.0:
+        break
 print(found.phases[1].peak_bytes, min(seconds))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -165,3 +171,42 @@ def test_gpt_of_1_4_billion_in_five_seconds_and_500_megabytes() -> None:
     assert int(backward) / 2**30 == pytest.approx(22.85, rel=0.005)
     assert float(seconds) <= 5.0
     assert int(kilobytes) <= 500_000
+
+
+def verb(options: str) -> int:
+    """The plan verb with these options."""
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    return plan.run(parser.parse_args(options.split()))
+
+
+@pytest.mark.usefixtures("found_by_children")
+def test_the_verb_tracks_a_module_and_emits_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    options = "--input-shape 32 --input-dtype int64 --loss cross_entropy --precision O1 --batch 8"
+    shape = "--layers 3 --hidden 128 --heads 4 --seq 32 --vocab 512"
+    model = f"--model {MODULES}:build_language --cpu --card 2GB {shape}"
+    assert verb(f"{model} {options} --json --emit {path} --family exact") == 0
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    chosen = answer["recommended"]
+    assert chosen["labels"]["peak_bytes"] == "tracked"
+    assert chosen["attention"] == "as written"
+    assert answer["inputs"]["model"]["parameters"] == 726_400  # counted by hand from the layers
+    assert tomllib.loads(path.read_text())["plan"]["peak_bytes"] == chosen["peak_bytes"]
+    assert tomllib.loads(path.read_text())["plan"]["label"] == "tracked"
+    assert "estimated from the shape" not in captured.err  # within 10 % of each other
+
+
+@pytest.mark.usefixtures("found_by_children")
+def test_the_verb_falls_back_on_the_analytic_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    options = f"--model {MODULES}:raise_an_error --input-shape 32 --card 24GB --batch 8"
+    assert verb(f"{options} --params 100M --json") == 0
+    captured = capsys.readouterr()
+    assert "weights file not found" in captured.err
+    assert "falling back on the analytic estimate" in captured.err
+    assert json.loads(captured.out)["recommended"]["labels"]["peak_bytes"] == "estimated"
+    with pytest.raises(UsageError, match="there is no estimate to fall back on"):
+        verb(options)
