@@ -31,6 +31,7 @@ COLUMNS = (
     "attention",
     "sharding",
     "peak",
+    "source",
     "needs",
     "fits",
     "binding",
@@ -61,6 +62,7 @@ def cells(plan: Plan, recommended: Plan | None) -> tuple[str, ...]:
         plan.attention,
         plan.sharding,
         format_bytes(plan.peak_bytes),
+        plan.labels["peak_bytes"],
         format_bytes(plan.needed_bytes),
         "yes" if plan.fits else "no",
         plan.binding,
@@ -132,8 +134,7 @@ def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
         print(f"({left} more rows: --rows {len(survey.plans)})")
     label = shown[0].labels if shown else {}
     print(
-        f"{survey.candidates} candidates; peak: {label.get('peak_bytes', 'unknown')}"
-        f" (activations {label.get('activations', 'unknown')});"
+        f"{survey.candidates} candidates; activations: {label.get('activations', 'unknown')};"
         f" time: {label.get('time_per_sample_s', 'unknown')};"
         f" usable for the peak: {format_bytes(max(0.0, budget.largest_peak))}"
         f" of {format_bytes(budget.memory_bytes)}"

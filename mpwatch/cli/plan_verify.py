@@ -15,6 +15,8 @@ from mpwatch.planner.plans import Plan
 from mpwatch.planner.units import format_bytes, format_seconds
 
 PHASES = ("forward", "backward", "optimizer")
+WHOLE_PROCESS = ("resident", "rss")
+"""Kinds of reading that hold more than tensors."""
 
 
 def _mpwatch(*arguments: str) -> list[str]:
@@ -55,9 +57,11 @@ def _measured_seconds(summary: Mapping[str, Any], phase: str) -> float | None:
 
 def comparison(plan: Plan, summary: Mapping[str, Any]) -> list[str]:
     """One line per phase: predicted, measured, difference; what is unknown says so."""
+    ran = summary.get("accumulation_steps", "unknown")
     lines = [
-        f"run {summary.get('run_id', 'unknown')}: accumulation_steps"
-        f" {summary.get('accumulation_steps', 'unknown')}, planned {plan.accumulation_steps}"
+        f"run {summary.get('run_id', 'unknown')}: accumulation_steps {ran},"
+        f" planned {plan.accumulation_steps}"
+        + ("" if ran == plan.accumulation_steps else ": the script decided otherwise")
     ]
     label = plan.labels["peak_bytes"]
     for phase in PHASES:
@@ -68,8 +72,11 @@ def comparison(plan: Plan, summary: Mapping[str, Any]) -> list[str]:
         if measured is None:
             text += ", measured unknown"
         else:
-            difference = "" if not predicted else f" ({(predicted - measured) / measured:+.1%})"
-            text += f", measured {format_bytes(measured)} [{kind}]{difference}"
+            text += f", measured {format_bytes(measured)} [{kind}]"
+            if kind in WHOLE_PROCESS:
+                text += " (interpreter and libraries included: no difference is taken)"
+            elif predicted:
+                text += f" ({(predicted - measured) / measured:+.1%})"
         text += f", {format_seconds(seconds)} measured" if seconds else ", time unknown"
         lines.append(text)
     return lines

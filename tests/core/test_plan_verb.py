@@ -106,6 +106,8 @@ def test_emitted_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (f"{SHAPE} --batch 8", "no device"),
         (f"--card T4 {SHAPE}", "no batch"),
         (f"--card T4 {SHAPE} --batch 8 --noise-scale 9..3", "rising order"),
+        (f"--card T4 {SHAPE} --batch 8 --json --verify a.py", "leave out --json"),
+        (f"--card T4 {SHAPE} --batch 8 --max-accumulation 9999999", "1 to 65536"),
         (f"--card T4 {SHAPE} --batch 8 --picture a.pdf", r"\.png or \.svg"),
         ("--card T4 --model a.py:f --batch 8", "--input-shape"),
         ("--card T4 --model a.py:f --input-shape 3,-2 --batch 8", "'3,-2' is not understood"),
@@ -220,14 +222,17 @@ def test_predicted_beside_measured() -> None:
         "run_id": "r1",
         "accumulation_steps": 2,
         "memory_bytes": {
-            "backward": {"start": 1, "peak": 32_000_000, "end": 1, "kind": "rss"},
+            "backward": {"start": 1, "peak": 32_000_000, "end": 1, "kind": "allocated"},
+            "forward": {"start": 1, "peak": 200_000_000, "end": 1, "kind": "resident"},
             "optimizer": None,
         },
         "phase_s": {"backward": {"median": 0.02, "total": 0.1}},
     }
     lines = comparison(chosen, summary)
     assert lines[0] == "run r1: accumulation_steps 2, planned 2"
+    assert "libraries included" in lines[1]
+    assert "%" not in lines[1]
     assert lines[2] == (
-        "backward  predicted 16.0 MB (estimated), measured 32.0 MB [rss] (-50.0%), 20 ms measured"
+        "backward  predicted 16.0 MB (estimated), measured 32.0 MB [allocated] (-50.0%), 20 ms measured"
     )
     assert "measured unknown" in lines[3]
