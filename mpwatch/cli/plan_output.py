@@ -59,6 +59,7 @@ def survey_json(survey: Survey, question: dict[str, Any]) -> str:
             "ladder": [rung.words() for rung in survey.rungs],
             "candidates": survey.candidates,
             "samples_factor": survey.samples_factor,
+            "soonest_accumulation": survey.soonest_accumulation,
         },
         indent=2,
         allow_nan=False,

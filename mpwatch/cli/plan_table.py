@@ -3,8 +3,9 @@
 Every figure is followed by where it comes from. Nothing here computes.
 """
 
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from mpwatch.planner.model import Model
@@ -19,24 +20,25 @@ from mpwatch.planner.presets import (
 from mpwatch.planner.survey import Survey
 from mpwatch.planner.units import format_bytes, format_seconds
 
-COLUMNS = (
-    "",
-    "family",
-    "precision",
-    "optimizer",
-    "b",
-    "N",
-    "batch",
-    "checkpointing",
-    "attention",
-    "sharding",
-    "peak",
-    "source",
-    "needs",
-    "fits",
-    "binding",
-    "time/sample",
-)
+COLUMNS: dict[str, Callable[[Plan], str]] = {
+    "family": lambda plan: plan.family,
+    "precision": lambda plan: plan.precision,
+    "optimizer": lambda plan: plan.optimizer,
+    "b": lambda plan: str(plan.micro_batch),
+    "N": lambda plan: str(plan.accumulation_steps),
+    "batch": lambda plan: batch_text(plan),
+    "checkpointing": lambda plan: plan.checkpointing,
+    "attention": lambda plan: plan.attention,
+    "sharding": lambda plan: plan.sharding,
+    "peak": lambda plan: format_bytes(plan.peak_bytes),
+    "source": lambda plan: plan.labels["peak_bytes"],
+    "needs": lambda plan: format_bytes(plan.needed_bytes),
+    "fits": lambda plan: "yes" if plan.fits else "no",
+    "binding": lambda plan: plan.binding,
+    "time/sample": lambda plan: time_text(plan),
+}
+LESS_NEEDED = ("needs", "batch", "attention", "source", "sharding", "optimizer", "time/sample")
+"""What a narrow terminal does without, in this order."""
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -48,45 +50,42 @@ def time_text(plan: Plan) -> str:
     return "unknown" if plan.relative_time is None else f"{plan.relative_time:.2f}x fastest"
 
 
-def cells(plan: Plan, recommended: Plan | None) -> tuple[str, ...]:
-    """One row, in the order of `COLUMNS`; `*` marks the recommendation."""
-    return (
-        "*" if plan == recommended else "",
-        plan.family,
-        plan.precision,
-        plan.optimizer,
-        str(plan.micro_batch),
-        str(plan.accumulation_steps),
-        f"{plan.batch} ({plan.batch_deviation:+d})" if plan.batch_deviation else str(plan.batch),
-        plan.checkpointing,
-        plan.attention,
-        plan.sharding,
-        format_bytes(plan.peak_bytes),
-        plan.labels["peak_bytes"],
-        format_bytes(plan.needed_bytes),
-        "yes" if plan.fits else "no",
-        plan.binding,
-        time_text(plan),
-    )
+def batch_text(plan: Plan) -> str:
+    """b N D, and by how much it misses the batch asked for."""
+    deviation = f" ({plan.batch_deviation:+d})" if plan.batch_deviation else ""
+    return f"{plan.batch}{deviation}"
 
 
-def _plain(rows: Sequence[Sequence[str]], out: TextIO) -> None:
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    for row in (COLUMNS, *rows):
+def cells(plans: Sequence[Plan], width: int | None = None) -> list[list[str]]:
+    """Header and rows, without columns that do not go into `width` characters."""
+    names = list(COLUMNS)
+    while True:
+        rows = [names, *([COLUMNS[name](plan) for name in names] for plan in plans)]
+        wide = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+        spare = next((name for name in LESS_NEEDED if name in names), None)
+        if width is None or wide <= width or spare is None:
+            return rows
+        names = [name for name in names if name != spare]
+
+
+def _plain(rows: Sequence[Sequence[str]], marked: int | None, out: TextIO) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for index, row in enumerate(rows):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print(line.rstrip(), file=out)
+        print(f"{'*' if index - 1 == marked else ' '} {line}".rstrip(), file=out)
 
 
-def _rich(rows: Sequence[Sequence[str]], plans: Sequence[Plan]) -> None:
-    from rich.box import SIMPLE
+def _rich(rows: Sequence[Sequence[str]], plans: Sequence[Plan], marked: int | None) -> None:
+    """The table in colours: what does not fit is dim, the recommendation bold."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE, header_style="bold", pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("b", "N", "peak", "needs") else "left")
-    for row, plan in zip(rows, plans, strict=True):
-        table.add_row(*row, style=None if plan.fits else "dim")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in rows[0]:
+        table.add_column(name, no_wrap=True)
+    for index, (row, plan) in enumerate(zip(rows[1:], plans, strict=True)):
+        style = "bold green" if index == marked else None if plan.fits else "dim"
+        table.add_row(*row, style=style)
     Console().print(table)
 
 
@@ -124,11 +123,11 @@ def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
     """Everything a person reads; `rows` limits the table."""
     out = sys.stdout
     shown = shown_plans(survey, rows)
-    table = [cells(plan, survey.recommended) for plan in shown]
+    marked = 0 if survey.recommended else None
     if out.isatty():
-        _rich(table, shown)
+        _rich(cells(shown, shutil.get_terminal_size().columns), shown, marked)
     else:
-        _plain(table, out)
+        _plain(cells(shown), marked, out)
     left = len(survey.plans) - len(shown)
     if left > 0:
         print(f"({left} more rows: --rows {len(survey.plans)})")
@@ -144,6 +143,9 @@ def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
     else:
         low, high = survey.samples_factor
         print(f"samples to target: {low:.2f} to {high:.2f} times those of tiny batches (estimated)")
+    if survey.soonest_accumulation is not None:
+        low, high = survey.soonest_accumulation
+        print(f"soonest on these devices: N about {low:.1f} to {high:.1f} (estimated)")
     chosen = survey.recommended
     if chosen is None:
         print(f"nothing fits: {survey.reason}")

@@ -68,7 +68,8 @@ def comparison(plan: Plan, summary: Mapping[str, Any]) -> list[str]:
         predicted = plan.phase_bytes.get(phase)
         measured, kind = _measured_bytes(summary, phase)
         seconds = _measured_seconds(summary, phase)
-        text = f"{phase:9} predicted {format_bytes(predicted or 0)} ({label})"
+        known = f"{format_bytes(predicted)} ({label})" if predicted else "unknown"
+        text = f"{phase:9} predicted {known}"
         if measured is None:
             text += ", measured unknown"
         else:

@@ -1,7 +1,7 @@
 """Exact Pareto fronts: all objectives are minimised, duplicates are kept.
 
-Pure Python for a few thousand points in any number of dimensions; two dimensions sort. Points may
-be intervals: then one is only dropped when it loses at both ends.
+Pure Python for a few thousand points in any number of dimensions; two dimensions sort. The bulk
+front over numpy arrays is in `candidates`.
 """
 
 from collections.abc import Sequence
@@ -39,20 +39,6 @@ def front(points: Sequence[Point]) -> list[int]:
         if not any(dominates(points[other], points[index]) for other in kept):
             kept.append(index)
     return sorted(kept)
-
-
-def robust_front(low: Sequence[Point], high: Sequence[Point]) -> list[int]:
-    """Indices that are not dominated for both ends of the uncertain quantity by the same point."""
-    count = len(low)
-    return [
-        index
-        for index in range(count)
-        if not any(
-            dominates(low[other], low[index]) and dominates(high[other], high[index])
-            for other in range(count)
-            if other != index
-        )
-    ]
 
 
 def thin(points: Sequence[Point], indices: Sequence[int], epsilon: float = 0.01) -> list[int]:

@@ -31,7 +31,7 @@ from mpwatch.planner.plans import (
     family_of,
     make_plan,
 )
-from mpwatch.planner.timing import samples_factor
+from mpwatch.planner.timing import samples_factor, soonest_accumulation
 
 
 class Survey(Struct, frozen=True, kw_only=True):
@@ -47,6 +47,8 @@ class Survey(Struct, frozen=True, kw_only=True):
     candidates: int
     samples_factor: tuple[float, float] | None
     """samples to the target over those of tiny batches, ends of the noise scale's interval"""
+    soonest_accumulation: tuple[float, float] | None
+    """N at which these devices would reach the target soonest, at the recommended micro-batch"""
 
 
 def plan_of(table: Table, row: int, card: Card, budget: Budget, batch: int) -> Plan:
@@ -151,10 +153,14 @@ def survey(model: Model, card: Card, budget: Budget, limits: Limits) -> Survey:
     )
     if isinstance(model, PlainModel):
         text += "; activations are unknown and not counted: give the shape, or --model"
-    factor = None
+    factor = soonest = None
     if limits.noise_scale is not None:
         low, high = limits.noise_scale
         factor = (samples_factor(limits.batch, high), samples_factor(limits.batch, low))
+        if chosen is not None:
+            setup = choices[table.setup_index[chosen]]
+            micro_batch = int(table.micro_batch[chosen])
+            soonest = soonest_accumulation(setup, card, micro_batch, limits.noise_scale)
     return Survey(
         recommended=by_row[chosen] if chosen is not None else None,
         plans=plans,
@@ -163,4 +169,5 @@ def survey(model: Model, card: Card, budget: Budget, limits: Limits) -> Survey:
         reason=text,
         candidates=len(table),
         samples_factor=factor,
+        soonest_accumulation=soonest,
     )

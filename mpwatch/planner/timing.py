@@ -130,11 +130,6 @@ def samples_factor(batch: float, noise_scale: float) -> float:
     return 1 + batch / noise_scale
 
 
-def efficiency(batch: float, reference: float, noise_scale: float) -> float:
-    """Pollux's statistical efficiency, (phi + B0) / (phi + B)."""
-    return (noise_scale + reference) / (noise_scale + batch)
-
-
 def best_accumulation(overhead_ratio: float, critical_ratio: float) -> float:
     """N that reaches the target soonest on fixed hardware: sqrt(r c), at least 1.
 
@@ -143,3 +138,22 @@ def best_accumulation(overhead_ratio: float, critical_ratio: float) -> float:
         critical_ratio: c, critical batch over b D.
     """
     return max(1.0, math.sqrt(overhead_ratio * critical_ratio))
+
+
+def soonest_accumulation(
+    setup: Setup, card: Card, micro_batch: int, noise_scale: tuple[float, float]
+) -> tuple[float, float] | None:
+    """N that reaches the target soonest, for both ends of the noise scale; None without a shape.
+
+    What is paid once per window: the step, and for DDP and ZeRO-1 the synchronisation.
+    """
+    speed = rates(setup, card)
+    if speed is None:
+        return None
+    micro = speed.micro_fixed + speed.micro_sample * micro_batch
+    once = speed.optimizer
+    if setup.sharding in ("ddp", "zero1"):
+        once += 2 * speed.gradient_copy
+    samples = micro_batch * setup.devices
+    low, high = (best_accumulation(once / micro, end / samples) for end in noise_scale)
+    return low, high

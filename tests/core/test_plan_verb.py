@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from mpwatch.cli import plan
+from mpwatch.cli.plan_table import cells
 from mpwatch.cli.plan_verify import comparison
 from mpwatch.errors import UsageError
 from mpwatch.planner.cards import find_card
 from mpwatch.planner.footprint import Setup
 from mpwatch.planner.model import PlainModel
 from mpwatch.planner.numerics import find_optimizer, find_precision
-from mpwatch.planner.plans import Budget, make_plan
+from mpwatch.planner.plans import Budget, Limits, make_plan
+from mpwatch.planner.survey import survey
 
 ROOT = Path(__file__).parents[2]
 SHAPE = "--layers 24 --hidden 2048 --heads 16 --seq 2048 --vocab 50304"
@@ -44,6 +46,18 @@ def test_a_t4_and_1_3_billion_parameters(capsys: pytest.CaptureFixture[str]) -> 
     assert "bf16" not in printed
     assert "changes the learning problem" in printed
     assert "(estimated)" in printed
+
+
+def test_a_narrow_terminal_does_without_the_least_needed_columns() -> None:
+    card = find_card("T4")
+    answer = survey(
+        PlainModel(parameters=10**9), card, Budget(memory_bytes=card.memory_bytes), Limits(batch=8)
+    )
+    full, narrow = cells(answer.plans), cells(answer.plans, 80)
+    assert all(sum(len(cell) + 2 for cell in row) <= 80 for row in narrow)
+    assert {"family", "precision", "b", "N", "peak", "fits", "binding"} <= set(narrow[0])
+    assert len(full[0]) == 15
+    assert len(narrow) == len(full) == len(answer.plans) + 1
 
 
 def test_exit_code_1_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,9 +244,11 @@ def test_predicted_beside_measured() -> None:
     }
     lines = comparison(chosen, summary)
     assert lines[0] == "run r1: accumulation_steps 2, planned 2"
+    assert "predicted unknown" in lines[1]  # activations of a model known by its size
     assert "libraries included" in lines[1]
     assert "%" not in lines[1]
     assert lines[2] == (
-        "backward  predicted 16.0 MB (estimated), measured 32.0 MB [allocated] (-50.0%), 20 ms measured"
+        "backward  predicted 16.0 MB (estimated), measured 32.0 MB [allocated] (-50.0%),"
+        " 20 ms measured"
     )
     assert "measured unknown" in lines[3]

@@ -15,13 +15,12 @@ from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.model import PlainModel, transformer
 from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import PRECISIONS, find_optimizer, find_precision
-from mpwatch.planner.pareto import dominates, front, robust_front, thin
+from mpwatch.planner.pareto import dominates, front, thin
 from mpwatch.planner.plans import Budget, Limits
 from mpwatch.planner.presets import param_fraction, simple_tree
 from mpwatch.planner.survey import survey
 from mpwatch.planner.timing import (
     best_accumulation,
-    efficiency,
     rates,
     traffic_copies,
     window_seconds,
@@ -75,12 +74,6 @@ def test_thinning_leaves_something_within_the_tolerance_of_every_point(
         assert any(
             all(a <= b * 1.01 for a, b in zip(shifted[index], point, strict=True)) for index in kept
         )
-
-
-def test_uncertain_points_go_only_when_beaten_at_both_ends() -> None:
-    low = [(1.0, 1.0), (2.0, 2.0), (2.0, 2.0)]
-    high = [(1.0, 3.0), (2.0, 2.0), (2.0, 4.0)]
-    assert robust_front(low, high) == [0, 1]
 
 
 @given(st.integers(1, 500), st.integers(1, 8), st.integers(1, 128))
@@ -166,8 +159,6 @@ def test_accumulation_that_reaches_the_target_soonest() -> None:
     assert best_accumulation(0.2, 100) == pytest.approx(4.47, abs=0.01)
     assert best_accumulation(0.05, 16) == 1
     assert best_accumulation(1, 64) == 8
-    assert efficiency(16, 16, 465) == 1
-    assert efficiency(465, 16, 465) == pytest.approx((465 + 16) / 930)
 
 
 def test_bulk_and_single_estimates_agree() -> None:
@@ -233,6 +224,24 @@ def test_120_gb_of_states_never_fit_80_gb() -> None:
     assert "accumulation cannot help" in answer.reason
     assert answer.plans
     assert not any(plan.fits for plan in answer.plans)
+
+
+def test_uncertainty_is_carried_into_the_answer() -> None:
+    """A robust plan is on the front at both ends of the time band; so is some plan always."""
+    card = find_card("3090")
+    limits = Limits(batch=64, noise_scale=(300.0, 600.0))
+    answer = survey(SHAPE, card, Budget(memory_bytes=card.memory_bytes), limits)
+    assert answer.samples_factor == (1 + 64 / 600, 1 + 64 / 300)
+    assert any(plan.robust for plan in answer.front)
+    assert not any(plan.robust for plan in answer.plans if not plan.fits)
+    assert answer.soonest_accumulation is not None
+    low, high = answer.soonest_accumulation
+    assert 1 <= low <= high
+    for plan in answer.plans:
+        assert plan.time_per_sample_s is not None
+        assert plan.time_per_sample_range_s is not None
+        best, worst = plan.time_per_sample_range_s
+        assert best < plan.time_per_sample_s < worst
 
 
 def test_exact_family_is_preferred_where_it_fits() -> None:
