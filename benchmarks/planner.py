@@ -6,6 +6,7 @@ calibrated from tracked runs at other micro-batches. Exit code 1 when a predicti
 than the budget of 5 %.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import find_optimizer, find_precision
 from tests.support.planner_cases import ARCHITECTURES, CONFIGURATIONS, fields, measured
 
+ROOT = Path(__file__).resolve().parents[1]
 BUDGET = 0.05
 SPLITS = [(16, 1), (8, 2), (4, 4), (1, 16)]
 """A batch of 16; the calibration runs only the ends: 16 for N = 1, and 8 and 1 for N > 1."""
@@ -70,6 +72,8 @@ def estimated(model: TrackedModel, configuration: RunConfiguration) -> float:
 def main() -> int:
     """Print one line per configuration and the worst error."""
     torch.set_num_threads(1)
+    # Children find the packages and the toy modules of this checkout, installed or not.
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'agent'}"
     begin = time.monotonic()
     worst = {"tracked": 0.0, "estimated": 0.0}
     wanted = [RunConfiguration(**fields(configuration)) for configuration in CONFIGURATIONS]

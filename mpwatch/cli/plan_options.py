@@ -25,6 +25,7 @@ SHAPE_OPTIONS = {
     "seq": "tokens per sample",
     "vocab": "words",
 }
+LONGEST_TIMEOUT_S = 86_400
 PRESETS = ("simple-tree", "param-fraction")
 
 
@@ -228,8 +229,11 @@ def read_target(arguments: argparse.Namespace) -> Target:
         dtypes *= len(shapes)
     if len(dtypes) != len(shapes):
         raise UsageError(f"{len(shapes)} --input-shape but {len(dtypes)} --input-dtype")
-    if arguments.track_timeout <= 0:
-        raise UsageError(f"--track-timeout {arguments.track_timeout:g} must be positive")
+    if not 0 < arguments.track_timeout <= LONGEST_TIMEOUT_S:
+        raise UsageError(
+            f"--track-timeout {arguments.track_timeout:g} is out of range: up to"
+            f" {LONGEST_TIMEOUT_S} seconds"
+        )
     return Target(
         model=arguments.model,
         input_shapes=shapes,

@@ -107,7 +107,13 @@ def _memory_savers(model: Model) -> Iterable[tuple[str, str]]:
 
 
 def setups(model: Model, card: Card, limits: Limits) -> list[Setup]:
-    """All setups of the allowed families; nothing that a family does not contain twice."""
+    """All setups of the allowed families; nothing that a family does not contain twice.
+
+    Raises:
+        UsageError: a limit contradicts the card or the model.
+    """
+    if isinstance(model, TransformerShape) and limits.lora_rank > model.hidden:
+        raise UsageError(f"--lora-rank {limits.lora_rank} exceeds the width {model.hidden}")
     shardings = ("none",) if limits.devices == 1 else SHARDINGS[1:]
     found: list[Setup] = []
     for numerics, optimizer, (attention, checkpointing), sharding in itertools.product(

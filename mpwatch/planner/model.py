@@ -12,6 +12,16 @@ from msgspec import Struct, structs
 from mpwatch.errors import UsageError
 
 LARGEST_DIMENSION = 10**8
+NAMES = {
+    "layers": "--layers",
+    "hidden": "--hidden",
+    "heads": "--heads",
+    "sequence": "--seq",
+    "vocabulary": "--vocab",
+    "intermediate": "MLP width",
+    "kv_heads": "number of key/value heads",
+}
+"""Sizes of a shape as people give them."""
 
 
 class TransformerShape(Struct, frozen=True, kw_only=True):
@@ -45,10 +55,10 @@ class TransformerShape(Struct, frozen=True, kw_only=True):
     """dropout after attention softmax, projection and MLP"""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "intermediate"):
+        for name, said in NAMES.items():
             value = getattr(self, name)
             if not 1 <= value <= LARGEST_DIMENSION:
-                raise UsageError(f"--{name} {value} is out of range: 1 to {LARGEST_DIMENSION:.0e}")
+                raise UsageError(f"{said} {value} is out of range: 1 to {LARGEST_DIMENSION:.0e}")
         if self.hidden % self.heads:
             raise UsageError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
 

@@ -120,6 +120,8 @@ def test_emitted_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (f"{SHAPE} --batch 8", "no device"),
         (f"--card T4 {SHAPE}", "no batch"),
         (f"--card T4 {SHAPE} --batch 8 --noise-scale 9..3", "rising order"),
+        (f"--card T4 {SHAPE} --batch 8 --lora-rank 4096", "exceeds the width 2048"),
+        ("--card T4 --model a.py:f --input-shape 3 --batch 8 --track-timeout nan", "timeout nan"),
         (f"--card T4 {SHAPE} --batch 8 --json --verify a.py", "leave out --json"),
         (f"--card T4 {SHAPE} --batch 8 --max-accumulation 9999999", "1 to 65536"),
         (f"--card T4 {SHAPE} --batch 8 --picture a.pdf", r"\.png or \.svg"),
@@ -134,6 +136,15 @@ def test_unusable_questions_are_answered_in_one_line(options: str, cause: str) -
         run(options)
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+def test_a_config_with_absurd_numbers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9}
+    for name, value in (("num_key_value_heads", -2), ("intermediate_size", 10**12)):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**sizes, "n_ctx": 8, name: value}))
+        with pytest.raises(UsageError, match="out of range"):
+            run(f"--card T4 --hf-config {path} --batch 8")
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{", '{"hidden_size": "wide"}', '{"hidden_size": 8}'])

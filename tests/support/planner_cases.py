@@ -1,6 +1,7 @@
 """Configurations on which predicted and measured peaks are compared: benchmark and suite alike."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from tests.support import measured_step, toy_modules
 
-MODULES = "tests/support/toy_modules.py"
+MODULES = Path(__file__).with_name("toy_modules.py")
 
 
 class Architecture(NamedTuple):
