@@ -87,6 +87,8 @@ def _write_picture(path: str, question: Question, answer: Survey, *, of_space: b
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer the question. Returns 0 when something fits, 1 when nothing does."""
+    if arguments.verify == []:
+        raise UsageError("--verify needs a script: --verify train.py [ARGS], as the last option")
     if arguments.verify and arguments.json:
         raise UsageError("--verify prints lines for people: leave out --json")
     question = _read_question(arguments)

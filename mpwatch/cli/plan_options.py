@@ -108,9 +108,10 @@ def _add_output(group: Any) -> None:
     group.add_argument("--emit", metavar="FILE", help="write the recommendation as TOML")
     group.add_argument(
         "--verify",
-        nargs="+",
+        nargs=argparse.REMAINDER,
         metavar="SCRIPT",
-        help="run a few steps under the agent: predicted against measured (last option)",
+        help="run a few steps of SCRIPT [ARGS] under the agent and set predicted against measured;"
+        " the last option, all that follows belongs to the script",
     )
     group.add_argument("--verify-steps", type=int, default=5, metavar="N")
 

@@ -120,6 +120,7 @@ def test_emitted_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (f"{SHAPE} --batch 8", "no device"),
         (f"--card T4 {SHAPE}", "no batch"),
         (f"--card T4 {SHAPE} --batch 8 --noise-scale 9..3", "rising order"),
+        (f"--card T4 {SHAPE} --batch 8 --verify", "--verify needs a script"),
         (f"--card T4 {SHAPE} --batch 8 --lora-rank 4096", "exceeds the width 2048"),
         ("--card T4 --model a.py:f --input-shape 3 --batch 8 --track-timeout nan", "timeout nan"),
         (f"--card T4 {SHAPE} --batch 8 --json --verify a.py", "leave out --json"),
