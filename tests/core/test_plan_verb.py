@@ -1,0 +1,266 @@
+"""The `plan` verb: exit codes, documented output, and one line for every unusable question."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpwatch.cli import plan
+from mpwatch.cli.plan_table import cells
+from mpwatch.cli.plan_verify import comparison
+from mpwatch.errors import UsageError
+from mpwatch.planner.cards import find_card
+from mpwatch.planner.footprint import Setup
+from mpwatch.planner.model import PlainModel
+from mpwatch.planner.numerics import find_optimizer, find_precision
+from mpwatch.planner.plans import Budget, Limits, make_plan
+from mpwatch.planner.survey import survey
+
+ROOT = Path(__file__).parents[2]
+SHAPE = "--layers 24 --hidden 2048 --heads 16 --seq 2048 --vocab 50304"
+PLAN_FIELDS = {
+    "family", "precision", "optimizer", "micro_batch", "accumulation_steps", "checkpointing",
+    "attention", "sharding", "devices", "peak_bytes", "fits", "binding", "time_per_sample_s",
+    "labels",
+}  # fmt: skip
+
+
+def run(options: str) -> int:
+    """The verb with these options; UsageError passes through."""
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    return plan.run(parser.parse_args(options.split()))
+
+
+def test_a_t4_and_1_3_billion_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"--card T4 --params 1.3B {SHAPE} --batch 64") == 0
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if " exact " in line]
+    assert rows
+    assert all(" no " in row and " static " in row for row in rows)  # 16 bytes each: 20.8 GB
+    assert "bf16" not in printed
+    assert "changes the learning problem" in printed
+    assert "(estimated)" in printed
+
+
+def test_a_narrow_terminal_does_without_the_least_needed_columns() -> None:
+    card = find_card("T4")
+    answer = survey(
+        PlainModel(parameters=10**9), card, Budget(memory_bytes=card.memory_bytes), Limits(batch=8)
+    )
+    full, narrow = cells(answer.plans), cells(answer.plans, 80)
+    assert all(sum(len(cell) + 2 for cell in row) <= 80 for row in narrow)
+    assert {"family", "precision", "b", "N", "peak", "fits", "binding"} <= set(narrow[0])
+    assert len(full[0]) == 15
+    assert len(narrow) == len(full) == len(answer.plans) + 1
+
+
+def test_exit_code_1_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--params 7.5B --layers 32 --hidden 4416 --heads 32 --seq 2048 --vocab 50304"
+    assert run(f"--card 80GB {options} --batch 64 --family exact") == 1
+    printed = capsys.readouterr().out
+    assert "nothing fits" in printed
+    assert "accumulation cannot help" in printed
+
+
+def test_documented_json(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ROOT / "samples" / "llama_7b_config.json"
+    assert run(f"--card 24GB --hf-config {config} --batch 128 --json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["inputs"]["model"]["parameters"] == 6_738_415_616  # as published for LLaMA 7B
+    assert set(answer["recommended"]) >= PLAN_FIELDS
+    assert all(set(row) >= PLAN_FIELDS for row in answer["plans"])
+    assert answer["recommended"] in answer["plans"]
+    assert answer["recommended"]["time_per_sample_s"] is None  # a size has no speed
+    kinds = {label for row in answer["plans"] for label in row["labels"].values()}
+    assert kinds <= {"measured", "tracked", "estimated", "unknown"}
+    front = answer["plans"][: answer["front"]]
+    assert front
+    assert all(row["fits"] for row in front)
+    peaks = [row["peak_bytes"] for row in front]
+    assert peaks == sorted(peaks)
+
+
+def test_emitted_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    assert run(f"--card H100 {SHAPE} --batch 64 --emit {path} --json") == 0
+    chosen = json.loads(capsys.readouterr().out)["recommended"]
+    table = tomllib.loads(path.read_text())["plan"]
+    assert table.pop("label") == "estimated"
+    assert table == {name: chosen[name] for name in table}
+    assert table["micro_batch"] * table["accumulation_steps"] * table["devices"] == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (f"--card T5 --params 1B {SHAPE} --batch 8", "unknown card 'T5'"),
+        (f"--card=-5GB {SHAPE} --batch 8", "card '-5GB' is out of range"),
+        (f"--card 0GB {SHAPE} --batch 8", "out of range"),
+        (f"--card 16 {SHAPE} --batch 8", "no unit"),
+        (f"--card T4 {SHAPE} --batch 0", "--batch 0 is out of range"),
+        (f"--card T4 {SHAPE} --batch 99999999999", "--batch 99999999999 is out of range"),
+        (f"--card T4 {SHAPE} --batch 8 --devices 0", "--devices 0"),
+        (f"--card T4 {SHAPE} --batch 8 --max-accumulation 0", "--max-accumulation 0"),
+        (f"--card T4 {SHAPE} --batch 8 --min-micro-batch 100", "no split of batch 8"),
+        (f"--card T4 {SHAPE} --batch 8 --precision O1:bf16", "T4 has no fast bf16"),
+        (f"--card T4 {SHAPE} --batch 8 --precision O9", "unknown precision 'O9"),
+        (f"--card T4 {SHAPE} --batch 8 --optimizer lion", "unknown optimizer 'lion'"),
+        (f"--card T4 --params 90B {SHAPE} --batch 8", "contradicts the shape"),
+        (f"--card T4 --params nine {SHAPE} --batch 8", "--params 'nine'"),
+        (f"--card T4 --params 1e30 {SHAPE} --batch 8", "out of range"),
+        ("--card T4 --layers 2 --batch 8", "missing --hidden, --heads, --seq, --vocab"),
+        ("--card T4 --batch 8", "the model is not described"),
+        ("--card T4 --hf-config nowhere.json --batch 8", "cannot read nowhere.json"),
+        (f"{SHAPE} --batch 8", "no device"),
+        (f"--card T4 {SHAPE}", "no batch"),
+        (f"--card T4 {SHAPE} --batch 8 --noise-scale 9..3", "rising order"),
+        (f"--card T4 {SHAPE} --batch 8 --verify", "--verify needs a script"),
+        (f"--card T4 {SHAPE} --batch 8 --lora-rank 4096", "exceeds the width 2048"),
+        ("--card T4 --model a.py:f --input-shape 3 --batch 8 --track-timeout nan", "timeout nan"),
+        (f"--card T4 {SHAPE} --batch 8 --json --verify a.py", "leave out --json"),
+        (f"--card T4 {SHAPE} --batch 8 --max-accumulation 9999999", "1 to 65536"),
+        (f"--card T4 {SHAPE} --batch 8 --picture a.pdf", r"\.png or \.svg"),
+        ("--card T4 --model a.py:f --batch 8", "--input-shape"),
+        ("--card T4 --model a.py:f --input-shape 3,-2 --batch 8", "'3,-2' is not understood"),
+        ("--card T4 --layers -3 --hidden 8 --heads 2 --seq 8 --vocab 9 --batch 8", "--layers -3"),
+        ("--card T4 --layers 3 --hidden 9 --heads 2 --seq 8 --vocab 9 --batch 8", "no multiple"),
+    ],
+)
+def test_unusable_questions_are_answered_in_one_line(options: str, cause: str) -> None:
+    with pytest.raises(UsageError, match=cause) as raised:
+        run(options)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+def test_a_config_with_absurd_numbers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9}
+    for name, value in (("num_key_value_heads", -2), ("intermediate_size", 10**12)):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**sizes, "n_ctx": 8, name: value}))
+        with pytest.raises(UsageError, match="out of range"):
+            run(f"--card T4 --hf-config {path} --batch 8")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{", '{"hidden_size": "wide"}', '{"hidden_size": 8}'])
+def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"config\.json"):
+        run(f"--card T4 --hf-config {path} --batch 8")
+
+
+def test_a_batch_that_cannot_be_made_exactly_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    options = f"--card H100 {SHAPE} --batch 67 --devices 8"
+    assert run(options) == 0
+    assert " 64 (-3) " in capsys.readouterr().out
+    run(f"{options} --json")
+    rows = json.loads(capsys.readouterr().out)["plans"]
+    assert {row["batch_deviation"] for row in rows} == {-3}
+    for row in rows:
+        made = row["micro_batch"] * row["accumulation_steps"] * row["devices"]
+        assert made - 67 == row["batch_deviation"]
+
+
+@pytest.mark.parametrize("extra", ["", "--space"])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_pictures(extra: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"plan{suffix}"
+    assert run(f"--card T4 --params 1.3B {SHAPE} --batch 64 --picture {path} {extra}") == 0
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if suffix == ".png" else b"<?xml" in start
+
+
+def test_rules_of_thumb_stand_beside_the_honest_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(f"--card T4 --params 1.3B {SHAPE} --batch 64 --preset simple-tree") == 0
+    printed = capsys.readouterr().out
+    assert "simple-tree: mixed, N=2" in printed
+    assert "defect:" in printed
+    assert "honest estimate:" in printed
+    run(f"--card T4 --params 1.3B {SHAPE} --batch 64 --preset param-fraction")
+    assert "not meaningful" in capsys.readouterr().out
+
+
+def test_plot_and_space_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"--card T4 --params 1.3B {SHAPE} --batch 64 --plot --space") == 0
+    printed = capsys.readouterr().out
+    assert "#" in printed
+    assert printed.isascii()
+    lines = [line for line in printed.splitlines() if line.startswith("O3:fp16 ")]
+    assert lines
+    assert "N=64" in printed
+
+
+def test_seventy_billion_parameters_in_a_second_without_torch() -> None:
+    """Processor time of the whole process; torch must not even be imported."""
+    script = (
+        "import argparse, sys, time\n"
+        "from mpwatch.cli import plan\n"
+        "parser = argparse.ArgumentParser()\n"
+        "plan.add_arguments(parser)\n"
+        "code = plan.run(parser.parse_args(sys.argv[1:]))\n"
+        "print(code, time.process_time(), 'torch' in sys.modules, 'matplotlib' in sys.modules)\n"
+    )
+    options = (
+        "--card H100 --layers 80 --hidden 8192 --heads 64 --seq 4096 --vocab 32000"
+        " --batch 1024 --devices 64"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script, *options.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    code, seconds, torch, matplotlib = child.stdout.splitlines()[-1].split()
+    assert (code, torch, matplotlib) == ("0", "False", "False")
+    assert float(seconds) <= 1.0
+
+
+def test_without_numpy_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(UsageError, match=r"pip install 'mpwatch\[plan\]'"):
+        run(f"--card T4 {SHAPE} --batch 8")
+
+
+def test_predicted_beside_measured() -> None:
+    """The summary is the documented JSON of `show`; unknown figures stay unknown."""
+    chosen = make_plan(
+        Setup(
+            model=PlainModel(parameters=10**6),
+            numerics=find_precision("O0"),
+            optimizer=find_optimizer("adamw-fused"),
+        ),
+        4,
+        2,
+        card=find_card("2GB"),
+        budget=Budget(memory_bytes=2 * 10**9),
+    )
+    summary: dict[str, Any] = {
+        "run_id": "r1",
+        "accumulation_steps": 2,
+        "memory_bytes": {
+            "backward": {"start": 1, "peak": 32_000_000, "end": 1, "kind": "allocated"},
+            "forward": {"start": 1, "peak": 200_000_000, "end": 1, "kind": "resident"},
+            "optimizer": None,
+        },
+        "phase_s": {"backward": {"median": 0.02, "total": 0.1}},
+    }
+    lines = comparison(chosen, summary)
+    assert lines[0] == "run r1: accumulation_steps 2, planned 2"
+    assert "predicted unknown" in lines[1]  # activations of a model known by its size
+    assert "libraries included" in lines[1]
+    assert "%" not in lines[1]
+    assert lines[2] == (
+        "backward  predicted 16.0 MB (estimated), measured 32.0 MB [allocated] (-50.0%),"
+        " 20 ms measured"
+    )
+    assert "measured unknown" in lines[3]
