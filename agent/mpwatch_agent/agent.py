@@ -7,8 +7,6 @@ per process, by `entry` in a supervised script or by `watch()`.
 import atexit
 import contextlib
 import os
-import platform
-import struct
 import sys
 import time
 import weakref
@@ -16,11 +14,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mpwatch import faults, rendezvous
 from mpwatch.events import (
-    AgentBound,
     AgentExited,
     Event,
     HookDisabled,
@@ -28,10 +23,9 @@ from mpwatch.events import (
     OptimizerDescribed,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
-from mpwatch_agent import hooks
+from mpwatch_agent import binding, hooks
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.entry import ENVIRONMENT_KEY
 from mpwatch_agent.faulting import Faults
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.outbox import Outbox
@@ -39,10 +33,10 @@ from mpwatch_agent.patches import PatchTable
 from mpwatch_agent.roots import Roots
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
+from mpwatch_agent.windows import sizes_of
 
 # How long the end of the script may wait for the hub to take the last events.
 EXIT_LINGER_S = 0.3
-_COUNTERS = struct.Struct("<QQQ")
 
 _installed: "Agent | None" = None
 
@@ -79,12 +73,12 @@ class Agent:
         settings = (spec or {}).get("settings", {})
         self._spec = spec
         self._pid = os.getpid()
-        self._rank = _rank()
+        self._rank = binding.number_from("RANK", 0)
         self._outbox: Outbox | None = None
         self._drafts: deque[StepDraft] = deque()
         # What happened before this process was bound.
         self._early: list[Event] = []
-        self._counters: int | None = None
+        self._place: binding.RankPlace | None = None
         self._said_loop = False
         self.gate = Gate()
         self._shield = Shield(self.gate, self._hook_failed)
@@ -95,7 +89,7 @@ class Agent:
         self.loop = Loop(self._step_over, self._tell, self.sampling)
         self.boundary = Boundary(self.loop, self.flush, settings.get("max_steps"))
         self.roots = Roots(
-            self.guard("forward of a root", self.forward_begins), self.guard, self.gate
+            self.guard("forward of a root", self.forward_begins), self.guard, self.gate, self.loop
         )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
@@ -187,31 +181,30 @@ class Agent:
     def loader_begins(self) -> BaseException | None:
         loop = self.loop
         stop = None
-        if not loop.windows.unstepped and loop.ended_at is None:
+        loop.settle()
+        if not loop.windows.unstepped:
             stop = self.boundary.act(repeat=False)
         loop.loader_begins()
         if self.faults is not None:
             self.faults.phase_begins("data")
         return stop
 
-    def forward_begins(self, arguments: Any, training: bool) -> BaseException | None:
+    def forward_begins(self, now: float, training: bool, arguments: Any) -> BaseException | None:
+        """A root's forward begins at `now`, seen by its hook."""
         loop = self.loop
         stop = None
-        if training and not loop.windows.unstepped and loop.ended_at is None:
+        loop.settle()
+        if training and not loop.windows.unstepped:
             stop = self.boundary.act()
-        self.loop.forward_begins(training, arguments)
+            # What acting took (a pause) is no part of the forward.
+            now = time.perf_counter()
+        loop.forward_begins(now, training, sizes_of(arguments))
         if training and self.faults is not None:
             self.faults.window_forward()
         return stop
 
-    def zero_grad_begins(self) -> BaseException | None:
-        self.loop.settle()
-        # Often the iteration goes on after it (schedule, a printed line): let it, where a later
-        # hook comes before the next gradient.
-        later = self.loop.windows.roots_seen or self.loop.loader_seen
-        return self.boundary.act(may_end=not later)
-
     def act(self) -> BaseException | None:
+        """A place where a command may act, though no forward or loader was ever seen."""
         return self.boundary.act()
 
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
@@ -330,7 +323,8 @@ class Agent:
         if self._outbox is not None:
             self._release()
             self._outbox.send(time.perf_counter())
-            self._write_counters()
+            if self._place is not None:
+                self._place.write(self._outbox.sequence, self.loop.steps)
 
     def _hook_failed(self, hook: str, error: str) -> None:
         error = clean_text(error, 300)
@@ -346,69 +340,24 @@ class Agent:
             return
         runtime = Path(self._spec["runtime_directory"])
         attempt = int(self._spec["attempt"])
-        self._restore_environment()
-        lock = runtime / f"rank-{attempt}-{self._rank}"
-        self._counters = rendezvous.try_lock(lock)
-        if self._counters is None:
+        binding.restore_environment(self._spec)
+        self._place = binding.take_rank(runtime, attempt, self._rank)
+        if self._place is None:
             self.remove()
             return
-        sequence, steps, process = self._read_counters()
-        self.loop.steps_before = steps
+        self.loop.steps_before = self._place.steps
         endpoint = rendezvous.agent_endpoint(runtime)
-        run = str(self._spec["run_id"])
+        run, sequence = str(self._spec["run_id"]), self._place.sequence
         self._outbox = Outbox(endpoint, run, attempt, self._rank, sequence)
         self.boundary.connect(self._outbox, Path(self._spec["run_directory"]))
-        self._write_counters(process + 1)
+        self._place.write(sequence, self._place.steps)
         atexit.register(self._exit)
         if self.sampling.memory_every:
             self.sampling.sample_memory(self.loop)
-        self._tell(self._describe_process(process))
+        self._tell(binding.describe_process(self._place.process))
         for event in self._early:
             self._tell(event)
         self.flush()
-
-    def _describe_process(self, process: int) -> AgentBound:
-        return AgentBound(
-            pid=self._pid,
-            process_start_time=rendezvous.process_start_time(self._pid),
-            process=process,
-            world_size=_number_from("WORLD_SIZE", 1),
-            host=platform.node(),
-            python_version=platform.python_version(),
-            torch_version=str(torch.__version__),
-            threads=torch.get_num_threads(),
-        )
-
-    def _restore_environment(self) -> None:
-        """Children of a process that trains start clean: no agent in loader workers."""
-        assert self._spec is not None
-        os.environ.pop(ENVIRONMENT_KEY, None)
-        before = self._spec.get("pythonpath")
-        if before is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = before
-
-    def _read_counters(self) -> tuple[int, int, int]:
-        """(next sequence, steps, processes) of earlier processes of this rank and attempt."""
-        assert self._counters is not None
-        data = os.pread(self._counters, _COUNTERS.size, 0)
-        if len(data) < _COUNTERS.size:
-            return 0, 0, 0
-        sequence, steps, processes = _COUNTERS.unpack(data)
-        # Frames of a killed process may have been sent after its last entry here.
-        return (sequence + 100_000 if processes else 0), steps, processes
-
-    def _write_counters(self, processes: int | None = None) -> None:
-        if self._counters is None or self._outbox is None:
-            return
-        if processes is not None:
-            self._processes = processes
-        with contextlib.suppress(OSError):
-            data = _COUNTERS.pack(self._outbox.sequence, self.loop.steps, self._processes)
-            os.pwrite(self._counters, data, 0)
-
-    _processes = 0
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -434,7 +383,7 @@ class Agent:
                 self._tell(self._loop_found())
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.
             self._tell(self._last_words(error or getattr(sys, "last_value", None)))
-            self._write_counters()
+            self.flush()
         outbox, self._outbox = self._outbox, None
         with contextlib.suppress(Exception):
             outbox.close(EXIT_LINGER_S)
@@ -446,15 +395,6 @@ class Agent:
             error=None if error is None else clean_text(str(error), 500),
             windows_open=self.loop.open_windows(),
         )
-
-
-def _rank() -> int:
-    return _number_from("RANK", 0)
-
-
-def _number_from(variable: str, default: int) -> int:
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdecimal() else default
 
 
 def say_on_stderr(line: str) -> None:

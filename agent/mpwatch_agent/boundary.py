@@ -60,11 +60,10 @@ class Boundary:
         # Set by `watch()` loops: their iteration ends instead of an exception being raised.
         self.ends_iteration = False
 
-    def act(self, *, repeat: bool = True, may_end: bool = True) -> BaseException | None:
+    def act(self, *, repeat: bool = True) -> BaseException | None:
         """Let what is asked for take effect, if this is a boundary.
 
         `repeat` False: a stop that was raised before and swallowed is not raised again here.
-        `may_end` False: a better place to end the script comes before the next gradient.
 
         Returns:
             The SystemExit that ends the script, or None.
@@ -80,9 +79,7 @@ class Boundary:
         limit = self._max_steps
         if limit is not None and self._loop.steps >= limit and self.stop_reason is None:
             self._stop("max_steps")
-        if self.stop_reason is None or not may_end:
-            return None
-        return self._end_script(repeat)
+        return self._end_script(repeat) if self.stop_reason is not None else None
 
     # --- ending -----------------------------------------------------------------------------
 

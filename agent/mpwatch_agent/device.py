@@ -43,8 +43,9 @@ class Kept:
 
     def take(self) -> float | None:
         """The value as it was."""
-        unchanged = self._tensor._version == self._version
-        return float(self._tensor.item()) if unchanged else None
+        if self._tensor._version != self._version or self._tensor.numel() != 1:
+            return None
+        return _real(self._tensor.detach().item())
 
 
 Reading = float | Later | Kept | None
@@ -103,9 +104,9 @@ class Reader:
 
     def keep(self, tensor: Any) -> Reading:
         """Like `read`, but later: for a scalar of its own storage, such as a norm."""
-        if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.requires_grad:
-            return self.read(tensor)
-        return Kept(tensor) if tensor.dim() == 0 and tensor.is_floating_point() else None
+        if type(tensor) is torch.Tensor and tensor.is_cpu and not _dispatch_modes():
+            return Kept(tensor)
+        return self.read(tensor)
 
     def _read_elsewhere(self, tensor: torch.Tensor) -> Reading:
         if tensor.numel() != 1 or tensor.is_complex():

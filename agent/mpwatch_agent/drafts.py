@@ -23,6 +23,7 @@ class StepDraft:
         self.optimizer = optimizer
         self.window = window
         self.usual_window = usual
+        self.divisor: float | None = None
         self.skipped_by_scaler = False
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
         self.found_inf: Reading = None
@@ -84,7 +85,7 @@ class StepDraft:
 
         Any other number in the last division (tokens, say) is part of the loss itself.
         """
-        divisor = self.window[0].divisor if self.window else None
+        divisor = self.divisor
         lengths = (len(self.window), self.usual_window)
         return divisor if divisor in lengths and divisor != 1 else None
 

@@ -50,6 +50,7 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
         (torch, "compile", _compile(agent)),
         (torch.jit, "script", _jit(agent, "torch.jit.script")),
         (torch.jit, "trace", _jit(agent, "torch.jit.trace")),
+        (torch.export, "export", _jit(agent, "torch.export.export")),
     ]
     missing = [name for owner, name, make in places if not table.replace(owner, name, make)]
     for name in {"clip_grad_norm_", "clip_grad_value_"} & {place[1] for place in places}:
@@ -116,6 +117,7 @@ def _optimizer_made(agent: "Agent") -> Wrap:
 
 def _profile_hook_step(agent: "Agent") -> Wrap:
     gate = agent.gate
+    loop = agent.loop
     begins = agent.guard("Optimizer.step", agent.step_begins)
     ends = agent.guard("end of Optimizer.step", agent.step_ends)
 
@@ -128,7 +130,11 @@ def _profile_hook_step(agent: "Agent") -> Wrap:
             def step(*args: Any, **kwargs: Any) -> Any:
                 if not gate.open or (gate.compiles and _is_compiling()):
                     return hooked(*args, **kwargs)
-                begins(args[0])
+                if loop.updating is args[0]:
+                    loop.tracks.live[0].depth += 1
+                    loop.windows.stepping += 1
+                else:
+                    begins(args[0])
                 completed = False
                 try:
                     result = hooked(*args, **kwargs)
@@ -147,18 +153,22 @@ def _profile_hook_step(agent: "Agent") -> Wrap:
 
 def _zero_grad(agent: "Agent") -> Wrap:
     gate = agent.gate
-    act = agent.guard("command at zero_grad", agent.zero_grad_begins)
-    cleared = agent.guard("Optimizer.zero_grad", agent.loop.windows.optimizer_cleared)
+    loop = agent.loop
+    act = agent.guard("command at zero_grad", agent.act)
+    cleared = agent.guard("Optimizer.zero_grad", loop.optimizer_cleared)
 
     def make(original: Any) -> Any:
         @_wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self, *args, **kwargs)
-            stop = act()
-            if stop is not None:
-                raise stop
+            if not (loop.windows.roots_seen or loop.loader_seen):
+                stop = act()
+                if stop is not None:
+                    raise stop
             result = original(self, *args, **kwargs)
+            if loop.windows.clears_by_hook and loop.at_rest():
+                return result
             cleared(self)
             return result
 
@@ -169,18 +179,22 @@ def _zero_grad(agent: "Agent") -> Wrap:
 
 def _module_zero_grad(agent: "Agent") -> Wrap:
     gate = agent.gate
-    act = agent.guard("command at zero_grad of a module", agent.zero_grad_begins)
-    look = agent.guard("probes", agent.loop.windows.probes)
-    cleared = agent.guard("Module.zero_grad", agent.loop.windows.module_cleared)
+    loop = agent.loop
+    act = agent.guard("command at zero_grad of a module", agent.act)
+    look = agent.guard("probes", loop.probes)
+    cleared = agent.guard("Module.zero_grad", loop.windows.module_cleared)
 
     def make(original: Any) -> Any:
         @_wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self, *args, **kwargs)
-            stop = act()
-            if stop is not None:
-                raise stop
+            if not (loop.windows.roots_seen or loop.loader_seen):
+                stop = act()
+                if stop is not None:
+                    raise stop
+            if loop.windows.clears_by_hook and loop.at_rest():
+                return original(self, *args, **kwargs)
             before = look()
             result = original(self, *args, **kwargs)
             if before:
@@ -233,6 +247,7 @@ def _unscale(agent: "Agent") -> Wrap:
 
 def _scaler_step(agent: "Agent") -> Wrap:
     gate = agent.gate
+    loop = agent.loop
     begins = agent.guard("GradScaler.step", agent.scaler_step_begins)
     ends = agent.guard("end of GradScaler.step", agent.loop.scaler_step_ends)
 
@@ -241,7 +256,11 @@ def _scaler_step(agent: "Agent") -> Wrap:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not gate.open or (gate.compiles and _is_compiling()):
                 return original(self, optimizer, *args, **kwargs)
-            begins(self, optimizer)
+            if loop.updating is optimizer and self._enabled:
+                loop.scaler, loop.scaled = self, True
+                loop.in_scaler_step = loop.tracks.live[0]
+            else:
+                begins(self, optimizer)
             completed = False
             try:
                 result = original(self, optimizer, *args, **kwargs)
@@ -274,6 +293,7 @@ def _update(agent: "Agent") -> Wrap:
 
 def _clip_norm(agent: "Agent") -> Wrap:
     gate = agent.gate
+    loop = agent.loop
     begins = agent.guard("clip_grad_norm_", agent.clip_begins)
     ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
 
@@ -285,7 +305,8 @@ def _clip_norm(agent: "Agent") -> Wrap:
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
             if not gate.open or (gate.compiles and _is_compiling()):
                 return original(*args, **kwargs)
-            begins()
+            if loop.updating is None:
+                begins()
             norm = original(*args, **kwargs)
             ends(norm, args[position] if len(args) > position else kwargs.get("norm_type", 2.0))
             return norm

@@ -18,11 +18,16 @@ from mpwatch_agent.losses import divisor_of
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
-from mpwatch_agent.windows import Windows, sizes_of
+from mpwatch_agent.windows import Before, Windows, sizes_of
 
 # Optimizers beyond this many are counted, not reported step by step (one per parameter happens).
 MAX_REPORTED_OPTIMIZERS = 8
 
+# A divisor is looked for in the first windows, then in every fiftieth.
+DIVISOR_WINDOWS = 5
+DIVISOR_EVERY = 50
+
+Sizes = tuple[int | None, int | None]
 _clock = time.perf_counter
 
 
@@ -58,12 +63,16 @@ class Loop:
         self.still_scaled = False
         self._scale_known: tuple[int, int, Reading] = (0, 0, None)
         self._updates_come = True
-        self._in_scaler_step: OptimizerTrack | None = None
+        self.in_scaler_step: OptimizerTrack | None = None
         self._stepped_in_scaler: StepDraft | None = None
-        # With one optimizer and no faults the end of a backward can wait: set by its hook.
+        # With one optimizer and no faults these can wait for the next hook, which finds the
+        # caches warm for all of it: when a backward ended, when which forward began.
         self.lazy = True
+        self.forward: tuple[float, bool, Sizes] | None = None
         self.ended_at: float | None = None
         self.ended_well = True
+        # The only optimizer, while its window is whole: hooks up to its step have nothing to add.
+        self.updating: Any = None
         # Which optimizers step between two steps of the leader: a round.
         self._round: set[int] | None = None
         self._since_leader: set[int] = set()
@@ -78,14 +87,17 @@ class Loop:
 
     def at_boundary(self) -> bool:
         """Whether a command may act: after the last step of a round, before any new gradient."""
-        if self.ended_at is not None:
-            self.settle()
+        self.settle()
         windows = self.windows
-        if windows.unstepped or windows.in_backward or self._in_scaler_step is not None:
+        if windows.unstepped or windows.in_backward or self.in_scaler_step is not None:
             return False
         if self._pending and self._updates_come:
             return False
         return not windows.stepping and self._round_is_over()
+
+    def at_rest(self) -> bool:
+        """Whether no gradient can be there that a clearing would discard (one optimizer)."""
+        return self.lazy and self.ended_at is None and not self.windows.unstepped
 
     def _round_is_over(self) -> bool:
         if self.tracks.leader is None or len(self.tracks.live) <= 1:
@@ -98,8 +110,7 @@ class Loop:
 
     def loader_begins(self) -> None:
         """A DataLoader's `__next__` was entered."""
-        if self.ended_at is not None:
-            self.settle()
+        self.settle()
         if self.phases.phase == "forward" and self.windows.forward_was_not_training():
             self.phases.forward_was_not_training()
         self.phases.enter("data", _clock())
@@ -111,31 +122,29 @@ class Loop:
         if not self.windows.roots_seen:
             self._batch = batch
 
-    def forward_begins(self, training: bool, arguments: Any) -> None:
-        """A root's forward was entered from outside."""
-        if self.ended_at is not None:
-            self.settle()
+    def forward_begins(self, now: float, training: bool, sizes: Sizes) -> None:
+        """A root's forward was entered from outside, with a batch of `sizes`."""
         # Without a loader, what lies between the last step and the forward is where data come from.
         phases = self.phases
         if not training:
             if phases.pending_data:
                 phases.settle_data("evaluation")
-            phases.enter("evaluation", _clock())
+            phases.enter("evaluation", now)
             return
         if phases.pending_data:
             phases.settle_data("data")
-        phases.enter("forward", _clock(), None if self._drew else "data")
+        phases.enter("forward", now, None if self._drew else "data")
         windows = self.windows
         windows.roots_seen = True
         micro = windows.micro
         if micro is None or micro.backwards:
             micro = windows.micro = MicroBatch()
         if micro.samples is None:
-            micro.samples, micro.tokens = sizes_of(arguments)
+            micro.samples, micro.tokens = sizes
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward starts."""
-        if self.ended_at is not None:
+        if self.ended_at is not None or self.forward is not None:
             self.settle()
         windows, phases = self.windows, self.phases
         if windows.roots_seen:
@@ -157,26 +166,45 @@ class Loop:
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for root in roots:
             micro.losses.append(self.reader.read(unscaled.get(id(root), root)))
-        if not windows.unstepped and len(micro.losses) == 1:
-            leader = self.tracks.leader
-            if (leader is None or leader.usual_window != 1) and micro.losses[0] is not None:
-                micro.divisor = divisor_of(unscaled.get(id(roots[0]), roots[0]))  # type: ignore[arg-type]
+        loss = unscaled.get(id(roots[0]), roots[0]) if len(micro.losses) == 1 else None
+        if not windows.unstepped and type(loss) is torch.Tensor and self._may_be_divided():
+            micro.divisor = divisor_of(loss)
         if unscaled:
             unscaled.clear()
 
+    def _may_be_divided(self) -> bool:
+        """Whether to look for a divisor in this window's first loss: dear, so not in each one."""
+        leader = self.tracks.leader
+        if leader is None or leader.steps < DIVISOR_WINDOWS:
+            return True
+        return leader.usual_window != 1 and leader.steps % DIVISOR_EVERY == 0
+
     def settle(self) -> None:
-        """Do what the end of a backward asks for; the hook only noted the time and went on."""
+        """Work through what hooks only noted: the end of a backward, then a forward's begin."""
         ended_at, self.ended_at = self.ended_at, None
         if ended_at is not None:
             self.windows.backward_ends(self.ended_well)
             self.phases.enter("other", ended_at)
             self._drew = False
+        forward, self.forward = self.forward, None
+        if forward is not None:
+            self.forward_begins(*forward)
 
     def backward_ends(self, completed: bool) -> None:
         """The outermost backward returned, or raised; where that cannot wait for the next hook."""
         self.windows.backward_ends(completed)
         self.phases.enter("optimizer" if self.windows.stepping else "other", _clock())
         self._drew = False
+
+    def optimizer_cleared(self, optimizer: Any) -> None:
+        """`zero_grad` of an optimizer returned."""
+        self.settle()
+        self.windows.optimizer_cleared(optimizer)
+
+    def probes(self) -> Before:
+        """What `module_cleared` is to compare with; `zero_grad` of a module begins."""
+        self.settle()
+        return self.windows.probes()
 
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
         event = WindowDiscarded(
@@ -211,11 +239,11 @@ class Loop:
             return
         self.scaler = scaler
         self.scaled = True
-        self._in_scaler_step = self.tracks.of(optimizer)
+        self.in_scaler_step = self.tracks.of(optimizer)
 
     def scaler_step_ends(self, scaler: Any, optimizer: Any, completed: bool) -> None:
         """`GradScaler.step` returned: if the optimizer's step did not run, that is a skip."""
-        track, self._in_scaler_step = self._in_scaler_step, None
+        track, self.in_scaler_step = self.in_scaler_step, None
         draft, self._stepped_in_scaler = self._stepped_in_scaler, None
         if track is None or not completed:
             return
@@ -257,9 +285,9 @@ class Loop:
 
     def before_update(self, track: OptimizerTrack, optimizer: Any) -> None:
         """The first of unscale, clip and step: gradients are whole and not yet changed."""
-        if self.ended_at is not None:
-            self.settle()
+        self.settle()
         track.whole = True
+        self.updating = optimizer if self.lazy else None
         if self.phases.phase != "optimizer" and not self.windows.in_backward:
             self.phases.enter("optimizer", _clock())
         self.sampling.before_update(self, track, optimizer)
@@ -267,6 +295,8 @@ class Loop:
     def step_begins(self, optimizer: Any) -> None:
         """An optimizer's `step` was entered; of nested ones the outermost counts."""
         track = self.tracks.of(optimizer)
+        # A copied optimizer was never made before our eyes; now there are two.
+        self.lazy = self.lazy and len(self.tracks.live) == 1
         track.depth += 1
         self.windows.stepping += 1
         if track.depth == 1 and self.windows.in_backward and self.windows.micro is not None:
@@ -280,10 +310,9 @@ class Loop:
         if track.depth or not completed:
             return
         draft = self._conclude(track, optimizer)
-        found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None:
-            draft.found_inf = self.reader.read(found_inf)
-        if self._in_scaler_step is track:
+        if self.in_scaler_step is track and getattr(optimizer, "_step_supports_amp_scaling", False):
+            draft.found_inf = self.reader.read(getattr(optimizer, "found_inf", None))
+        if self.in_scaler_step is track:
             self._stepped_in_scaler = draft
         elif self.scaled:
             self._wait_for_update(track, draft)
@@ -297,9 +326,12 @@ class Loop:
         track.steps += 1
         before = self.steps_before if track is self.tracks.leader else 0
         draft = StepDraft(track.steps + before, index, window, track.usual_window)
+        if window and window[0].divisor is not None:
+            track.divisor = window[0].divisor
+        draft.divisor = track.divisor
         draft.scale_before = self.scale_reading() if self.scaled else None
         draft.learning_rates = _learning_rates(optimizer)
-        track.whole = False
+        track.whole, self.updating = False, None
         self.sampling.after_update(self, track, draft)
         if track is self.tracks.leader:
             self._round = self._since_leader if track.steps > 1 else None

@@ -6,6 +6,7 @@ compiles, traces or scripts something; a compiled wrapper is hooked outside its 
 """
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,28 +14,40 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpwatch_agent.loop import Loop
 from mpwatch_agent.shield import Gate
+from mpwatch_agent.windows import sizes_of
 
+_clock = time.perf_counter
 _is_compiling = torch.compiler.is_compiling
 
-
-Begins = Callable[[Any, bool], BaseException | None]
+Begins = Callable[[float, bool, Any], BaseException | None]
 
 
 class RootHook:
     """The pre-hook on one root. Pickles to something harmless, copies to itself."""
 
-    def __init__(self, module: nn.Module, begins: Begins) -> None:
+    def __init__(self, module: nn.Module, begins: Begins, gate: Gate, loop: Loop) -> None:
         self._module = weakref.ref(module)
         self._begins = begins
+        self._gate = gate
+        self._loop = loop
 
     def __call__(self, module: nn.Module, arguments: Any, named: Any = None) -> None:
+        gate, loop = self._gate, self._loop
         # First, so that a trace through this module sees a constant and nothing of ours.
         # A deep copy (EMA, target network) carries this hook and is not the root.
-        if _is_compiling() or self._module() is not module:
+        if (gate.compiles and _is_compiling()) or self._module() is not module or not gate.open:
             return
         training = module.training and torch.is_grad_enabled()
-        stop = self._begins(arguments or named, training)
+        inside = loop.ended_at is not None or loop.windows.unstepped
+        if training and inside and loop.lazy and loop.forward is None:
+            # Inside a window no command can act: note it, the backward's hook does the rest.
+            first = arguments[0] if arguments else None
+            if type(first) is torch.Tensor:
+                loop.forward = (_clock(), True, sizes_of(first))
+                return
+        stop = self._begins(_clock(), training, arguments or named)
         if stop is not None:
             raise stop
 
@@ -49,8 +62,8 @@ class RootHook:
 class Roots:
     """Finds roots and holds the handles of their hooks.
 
-    `begins(arguments, training)` is a guarded callback; it may return an exception that the script
-    is to see (a stop at the boundary).
+    `begins(now, training, arguments)` is a guarded callback; it may return an exception that the
+    script is to see (a stop at the boundary).
     """
 
     def __init__(
@@ -58,8 +71,10 @@ class Roots:
         begins: Begins,
         guard: Callable[[str, Callable[..., Any]], Callable[..., Any]],
         gate: Gate,
+        loop: Loop,
     ) -> None:
         self._gate = gate
+        self._loop = loop
         self._begins = begins
         self._look = guard("root search", self._consider)
         self._owned: set[int] = set()
@@ -116,7 +131,7 @@ class Roots:
             self.stop_search()
         # The hook just put on misses this very call.
         training = torch.is_grad_enabled() and module.training
-        return self._begins(arguments, training)
+        return self._begins(_clock(), training, arguments)
 
     # --- hooks on roots ---------------------------------------------------------------------
 
@@ -124,7 +139,7 @@ class Roots:
         if getattr(module, "_compiled_call_impl", None) is not None:
             self.notes.append(f"{type(module).__name__} is compiled in place: no forward times")
             return
-        before = RootHook(module, self._begins)
+        before = RootHook(module, self._begins, self._gate, self._loop)
         handle = module.register_forward_pre_hook(before, with_kwargs=True)
         self._handles.append((plain, handle))
 

@@ -57,6 +57,8 @@ class OptimizerTrack:
         # Its window's gradients are whole: unscale, clip or step has begun.
         self.whole = False
         self.usual_window = 0
+        # The divisor seen last in this optimizer's losses.
+        self.divisor: float | None = None
         self._last_window = 0
         self._probed = _spread(_trainable(optimizer))
 

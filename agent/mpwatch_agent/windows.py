@@ -149,13 +149,15 @@ def _changed(before: list[Probe], after: list[Probe]) -> bool:
 def sizes_of(arguments: Any) -> tuple[int | None, int | None]:
     """(samples, tokens) of a batch: from its first tensor that has a batch dimension."""
     found = arguments[0] if type(arguments) is tuple and arguments else arguments
-    if type(found) is not torch.Tensor or not found.dim():
+    shape = found.shape if type(found) is torch.Tensor else None
+    if not shape:
         found = _first_batch(arguments, 3)
         if found is None:
             return None, None
-    shape = found.shape
-    tokens = len(shape) == 2 and found.dtype in _TOKENS
-    return shape[0], shape[0] * shape[1] if tokens else None
+        shape = found.shape
+    if len(shape) == 2 and found.dtype in _TOKENS:
+        return shape[0], shape[0] * shape[1]
+    return shape[0], None
 
 
 def _first_batch(value: Any, depth: int) -> torch.Tensor | None:
