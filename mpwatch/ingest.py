@@ -106,12 +106,15 @@ def missing_before(frame: Frame, event: Event | None, known: RankState | None) -
     Raises:
         CodecError: "duplicate" for a frame that came already or comes too late.
     """
+    # A process that took the rank over leaves a gap on purpose: its predecessor may have sent
+    # more than it could note down.
+    took_over = isinstance(event, AgentBound) and event.process > 0
     if known is None or frame.attempt > known.attempt:
-        return frame.sequence
+        return 0 if took_over else frame.sequence
     if frame.attempt < known.attempt:
         raise CodecError("duplicate", "frame of an earlier attempt")
     if frame.sequence > known.sequence:
-        return frame.sequence - known.sequence - 1
+        return 0 if took_over else frame.sequence - known.sequence - 1
     if _begins_anew(frame, event, known):
         return frame.sequence
     raise CodecError("duplicate", f"frame {frame.sequence} came already")

@@ -64,6 +64,14 @@ def test_another_process_of_a_rank_counts_anew(bench: Bench) -> None:
     assert (view.steps, view.missing_frames, view.rejected) == (3, 0, {})
 
 
+def test_a_process_that_takes_a_rank_over_leaves_no_gap(bench: Bench) -> None:
+    bench.say(0, bound(10), step(1), step(2))
+    bench.say(100_003, bound(11, process=1), step(3))
+    assert (bench.view.steps, bench.view.missing_frames, bench.view.rejected) == (3, 0, {})
+    bench.say(100_006, step(4))
+    assert bench.view.missing_frames == 1
+
+
 def test_a_new_attempt_counts_anew_and_the_old_one_is_late(bench: Bench) -> None:
     bench.say(0, bound(), step(1), step(2))
     bench.say(0, bound(11), step(1), attempt=2)
