@@ -1,12 +1,13 @@
 """What the agent costs the training thread, in place: `python benchmarks/overhead.py`.
 
-One process, a real hub beside it. Hooks are switched on and off in random blocks of steps, so
-that the machine's own drift falls on both alike. Printed per length of a step: the agent's own
-time per micro-batch and per step against its budget (15 us per micro-batch + 50 us per step),
-sampled measurements beside it, and the ratio of step times on/off with its 95 % interval.
+Each row is a process of its own with a real hub beside it. Hooks are switched on and off in random
+blocks of steps within that process, so that the machine's drift falls on both alike. Printed: the
+agent's own time against its budget (15 us per micro-batch + 50 us per step), what is only spent on
+sampled steps beside it, and the ratio of step times on/off with its 95 % interval.
 """
 
 import argparse
+import os
 import random
 import shutil
 import statistics
@@ -24,40 +25,25 @@ from mpwatch_agent.agent import Agent
 from mpwatch_agent.drafts import StepDraft
 
 BUDGET_MICRO_S, BUDGET_STEP_S, BUDGET_RATIO = 15e-6, 50e-6, 1.02
+STEPS_PER_BLOCK = 20
+SHAPES = ((1, 16), (2, 32), (2, 64), (4, 96), (6, 128), (6, 192), (6, 256), (6, 384), (6, 512))
+SHAPES += ((6, 768), (6, 1024), (6, 1536), (6, 2048))
 
 
 class Bench:
-    """A small training loop whose micro-batch takes about `target_s`."""
+    """A small training loop: accumulation, GradScaler, clipping, as a user writes it."""
 
-    def __init__(self, agent: Agent, target_s: float, micro_batches: int) -> None:
-        self._agent = agent
-        self._micro = micro_batches
-        width = self._width(target_s)
+    def __init__(self, layers: int, width: int, micro_batches: int) -> None:
         torch.manual_seed(0)
-        self._model = nn.Sequential(
-            *[layer for _ in range(6) for layer in (nn.Linear(width, width), nn.GELU())]
-        )
+        self._micro = micro_batches
+        blocks = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.GELU())]
+        self._model = nn.Sequential(*blocks)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         self._scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         self._data = [torch.randn(32, width) for _ in range(8)]
 
-    @staticmethod
-    def _width(target_s: float) -> int:
-        """The layer width whose forward and backward take about `target_s`."""
-        for width in (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048):
-            model = nn.Sequential(*[nn.Linear(width, width) for _ in range(6)])
-            data = torch.randn(32, width)
-            best = float("inf")
-            for _ in range(4):
-                start = time.perf_counter()
-                model(data).pow(2).mean().backward()
-                best = min(best, time.perf_counter() - start)
-            if best >= target_s * 0.8:
-                return width
-        return 2048
-
     def step(self) -> float:
-        """One step as a user writes it; returns its seconds."""
+        """One step; returns its seconds."""
         start = time.perf_counter()
         for index in range(self._micro):
             loss = self._model(self._data[index % 8]).pow(2).mean() / self._micro
@@ -70,50 +56,79 @@ class Bench:
         return time.perf_counter() - start
 
 
-def measure(agent: Agent, step_s: float, micro_batches: int, seconds: float) -> None:
-    """Print one row for steps of about `step_s`."""
-    bench = Bench(agent, step_s / micro_batches, micro_batches)
-    for _ in range(60):
-        bench.step()
-    taken: list[StepDraft] = []
-    finished = agent.loop._finished
-    agent.loop._finished = lambda draft: (finished(draft), taken.append(draft))[0]
+def shape_for(step_s: float, micro_batches: int) -> tuple[int, int]:
+    """The smallest model of the table whose step takes about `step_s` here."""
+    for layers, width in SHAPES:
+        bench = Bench(layers, width, micro_batches)
+        if min(bench.step() for _ in range(5)) >= 0.8 * step_s:
+            return layers, width
+    return SHAPES[-1]
+
+
+def measure(agent: Agent, bench: Bench, seconds: float) -> tuple[list[float], list[float]]:
+    """(medians of blocks with the agent on, with it off), pairwise."""
     generator = random.Random(1)
     blocks: dict[bool, list[float]] = {True: [], False: []}
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(blocks[True]) < 5:
         for on in generator.sample([True, False], 2):
             agent.gate.open = on
             agent.loop.phases.restart(time.perf_counter())
-            blocks[on].append(statistics.median(bench.step() for _ in range(20)))
+            blocks[on].append(statistics.median(bench.step() for _ in range(STEPS_PER_BLOCK)))
     agent.gate.open = True
-    agent.loop._finished = finished
-    own = [(step.agent_s - step.sampled_s) for step in taken]
-    report(step_s, micro_batches, blocks, own, [step.sampled_s for step in taken])
+    return blocks[True], blocks[False]
+
+
+def row(step_s: float, micro_batches: int, seconds: float, threads: int) -> None:
+    """One row, in this process: prints it."""
+    torch.set_num_threads(threads)
+    layers, width = shape_for(step_s, micro_batches)
+    directory = Path(tempfile.mkdtemp(prefix="mpwatch-bench-"))
+    runtime = rendezvous.make_runtime_directory(directory)
+    rendezvous.write_json(directory / rendezvous.RUN_FILE, {"run_id": "bench", "recorded": True})
+    hub = subprocess.Popen([sys.executable, "-P", "-m", "mpwatch.hub_process", str(directory)])
+    places = {"run_directory": str(directory), "runtime_directory": str(runtime)}
+    agent = Agent({"run_id": "bench", "attempt": 1, "pythonpath": None, "settings": {}, **places})
+    agent.install()
+    try:
+        bench = Bench(layers, width, micro_batches)
+        for _ in range(60):
+            bench.step()
+        drafts: list[StepDraft] = []
+        finished = agent.loop._finished
+
+        def finish(draft: StepDraft) -> None:
+            finished(draft)
+            drafts.append(draft)
+
+        agent.loop._finished = finish
+        on, off = measure(agent, bench, seconds)
+        own = [draft.agent_s - draft.sampled_s for draft in drafts]
+        report(micro_batches, on, off, own, [draft.sampled_s for draft in drafts])
+    finally:
+        agent.detach()
+        hub.terminate()
+        hub.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(runtime, ignore_errors=True)
 
 
 def report(
-    step_s: float,
-    micro_batches: int,
-    blocks: dict[bool, list[float]],
-    own: list[float],
-    sampled: list[float],
+    micro_batches: int, on: list[float], off: list[float], own: list[float], sampled: list[float]
 ) -> None:
-    ratios = [on / off for on, off in zip(blocks[True], blocks[False], strict=True)]
+    """Print one row against the budgets."""
+    ratios = [a / b for a, b in zip(on, off, strict=True)]
     generator = random.Random(2)
-    spread = sorted(
-        statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(1000)
-    )
+    draws = (statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(1000))
+    spread, ratio = sorted(draws), statistics.median(ratios)
     budget = (BUDGET_MICRO_S * micro_batches + BUDGET_STEP_S) * 1e6
     mean = statistics.mean(own) * 1e6
     print(
-        f"{statistics.median(blocks[False]) * 1e3:8.2f} ms  n={micro_batches}  "
-        f"own {mean:7.1f} us/step (median {statistics.median(own) * 1e6:6.1f}, "
-        f"budget {budget:5.1f}) {'ok  ' if mean <= budget else 'OVER'}  "
-        f"sampled {statistics.mean(sampled) * 1e6:6.1f} us/step  "
-        f"on/off {statistics.median(ratios):.4f} [{spread[25]:.4f}, {spread[974]:.4f}] "
-        f"{'ok' if statistics.median(ratios) <= BUDGET_RATIO else 'OVER'}  "
-        f"({len(ratios)} pairs of blocks)",
+        f"{statistics.median(off) * 1e3:8.2f} ms  n={micro_batches}  own {mean:6.1f} us/step "
+        f"(median {statistics.median(own) * 1e6:6.1f}; budget {budget:5.1f} "
+        f"{'ok' if mean <= budget else 'OVER'})  sampled {statistics.mean(sampled) * 1e6:5.1f}  "
+        f"on/off {ratio:.4f} [{spread[25]:.4f}, {spread[974]:.4f}] "
+        f"{'ok' if ratio <= BUDGET_RATIO else 'OVER'}  ({len(ratios)} pairs)",
         flush=True,
     )
 
@@ -122,36 +137,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="per row")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--row", nargs=2, type=float, metavar=("STEP_S", "MICRO_BATCHES"))
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    directory = Path(tempfile.mkdtemp(prefix="mpwatch-bench-"))
-    runtime = rendezvous.make_runtime_directory(directory)
-    rendezvous.write_json(
-        directory / rendezvous.RUN_FILE, {"run_id": "bench", "name": "bench", "recorded": True}
+    if arguments.row:
+        step_s, micro_batches = arguments.row
+        row(step_s, int(micro_batches), arguments.seconds, arguments.threads)
+        return
+    print(
+        f"torch {torch.__version__}, {arguments.threads} thread(s), load {os.getloadavg()[0]:.1f}"
     )
-    hub = subprocess.Popen([sys.executable, "-P", "-m", "mpwatch.hub_process", str(directory)])
-    agent = Agent(
-        {
-            "run_id": "bench",
-            "attempt": 1,
-            "run_directory": str(directory),
-            "runtime_directory": str(runtime),
-            "pythonpath": None,
-            "settings": {},
-        }
-    )
-    agent.install()
-    print(f"torch {torch.__version__}, {arguments.threads} thread(s)")
-    try:
-        for step_s in (0.001, 0.010, 0.100):
-            for micro_batches in (1, 4):
-                measure(agent, step_s, micro_batches, arguments.seconds)
-    finally:
-        agent.detach()
-        hub.terminate()
-        hub.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(runtime, ignore_errors=True)
+    for step_s in (0.001, 0.010, 0.100):
+        for micro_batches in (1, 4):
+            own = ["--seconds", str(arguments.seconds), "--threads", str(arguments.threads)]
+            command = [sys.executable, __file__, *own, "--row", str(step_s), str(micro_batches)]
+            subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
