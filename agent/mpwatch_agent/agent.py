@@ -240,13 +240,13 @@ class Agent:
 
     def _before_update(self, optimizer: Any) -> None:
         track = self.loop.tracks.of(optimizer)
-        if self.faults is None:
-            if not track.whole:
-                self.loop.before_update(track, optimizer)
-        elif self._leads(optimizer):
-            self.faults.before_update()
+        faults = self.faults if self._leads(optimizer) else None
+        if faults is not None:
+            faults.before_update()
+        if not track.whole:
             self.loop.before_update(track, optimizer)
-            self.faults.phase_begins("optimizer")
+        if faults is not None:
+            faults.phase_begins("optimizer")
 
     def _leads(self, optimizer: Any) -> bool:
         leader = self.loop.tracks.leader
@@ -377,23 +377,24 @@ class Agent:
             self.gate.open = False
             if self.faults is not None:
                 self.faults.at_exit()
+            left_open = self.loop.end()
             self.boundary.at_exit()
             self._release(wait=True)
             if not self._said_loop:
                 self._tell(self._loop_found())
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.
-            self._tell(self._last_words(error or getattr(sys, "last_value", None)))
+            self._tell(self._last_words(error or getattr(sys, "last_value", None), left_open))
             self.flush()
         outbox, self._outbox = self._outbox, None
         with contextlib.suppress(Exception):
             outbox.close(EXIT_LINGER_S)
 
-    def _last_words(self, error: BaseException | None) -> AgentExited:
+    def _last_words(self, error: BaseException | None, left_open: int) -> AgentExited:
         return AgentExited(
             steps=self.loop.steps,
             error_type=None if error is None else type(error).__name__,
             error=None if error is None else clean_text(str(error), 500),
-            windows_open=self.loop.open_windows(),
+            windows_open=left_open,
         )
 
 

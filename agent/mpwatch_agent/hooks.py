@@ -219,7 +219,7 @@ def _scale(agent: "Agent") -> Wrap:
                 loop.scaled = loop.still_scaled = True
                 if type(outputs) is torch.Tensor:
                     # Kept until the backward that follows, which reads the value of it.
-                    loop.unscaled[id(result)] = outputs
+                    loop.unscaled[id(result)] = (result, outputs)
                 else:
                     several(outputs, result)
             return result

@@ -48,8 +48,9 @@ class Loop:
         self.steps_before = 0
         self.scaler: Any = None
         self.device: torch.device | None = None
-        # Unscaled losses by the identity of what `GradScaler.scale` made of them.
-        self.unscaled: dict[int, Any] = {}
+        # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
+        # that no other tensor can take its identity.
+        self.unscaled: dict[int, tuple[Any, Any]] = {}
         self._finished = finished
         self._say = say
         self._batch: Any = None
@@ -144,6 +145,7 @@ class Loop:
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward starts."""
+        self.updating = None
         if self.ended_at is not None or self.forward is not None:
             self.settle()
         windows, phases = self.windows, self.phases
@@ -165,8 +167,11 @@ class Loop:
         unscaled = self.unscaled
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for root in roots:
-            micro.losses.append(self.reader.read(unscaled.get(id(root), root)))
-        loss = unscaled.get(id(roots[0]), roots[0]) if len(micro.losses) == 1 else None
+            pair = unscaled.get(id(root))
+            loss = root if pair is None else pair[1]
+            micro.losses.append(self.reader.read(loss))
+        if len(micro.losses) != 1:
+            loss = None
         if not windows.unstepped and type(loss) is torch.Tensor and self._may_be_divided():
             micro.divisor = divisor_of(loss)
         if unscaled:
@@ -217,7 +222,7 @@ class Loop:
     def losses_scaled(self, outputs: Any, results: Any) -> None:
         """`GradScaler.scale` of an enabled scaler returned for several losses at once."""
         if isinstance(outputs, torch.Tensor):
-            self.unscaled[id(results)] = outputs
+            self.unscaled[id(results)] = (results, outputs)
         elif isinstance(outputs, list | tuple):
             for output, result in zip(outputs, results, strict=False):
                 self.losses_scaled(output, result)
@@ -264,10 +269,12 @@ class Loop:
     def scaler_updated(self) -> None:
         """`GradScaler.update` returned: the steps before it are over."""
         self.scaled = self.still_scaled = False
-        after = self.scale_reading()
+        self._finish_pending(self.scale_reading())
+
+    def _finish_pending(self, scale_after: Reading) -> None:
         pending, self._pending = self._pending, {}
         for draft in pending.values():
-            draft.scale_after = after
+            draft.scale_after = scale_after
             self._finish(draft)
 
     def _wait_for_update(self, track: OptimizerTrack, draft: StepDraft) -> None:
@@ -353,9 +360,10 @@ class Loop:
         if draft.optimizer < MAX_REPORTED_OPTIMIZERS:
             self._finished(draft)
 
-    def open_windows(self) -> int:
-        """Optimizers with gradients that no step has used."""
+    def end(self) -> int:
+        """The loop is over: finish what waits; how many optimizers have gradients left unused."""
         self.settle()
+        self._finish_pending(None)
         return sum(any(not micro.consumed for micro in track.window) for track in self.tracks.live)
 
 

@@ -79,6 +79,7 @@ class OptimizerTrack:
         if self.last_micro is not micro:
             self.window.append(micro)
             self.last_micro = micro
+            self.whole = False
 
     def take_window(self) -> list[MicroBatch]:
         """End the window at a step."""

@@ -88,6 +88,7 @@ class Windows:
                 if track.last_micro is not micro:
                     track.window.append(micro)
                     track.last_micro = micro
+                    track.whole = False
 
     def micro_index(self) -> int:
         """Position of the open micro-batch in the leader's window, from 0."""
@@ -135,6 +136,7 @@ class Windows:
     def discard(self, track: OptimizerTrack) -> None:
         """The gradients of `track` are gone without a step."""
         lost = track.discard_window()
+        track.whole = False
         self.unstepped = 0
         if self.micro is not None and self.micro.backwards:
             self.micro = None

@@ -1,83 +1,76 @@
-"""`plan --verify SCRIPT`: run a few steps under the agent and set predicted against measured.
+"""`plan --verify SCRIPT`: run a few steps under the agent and read what they took.
 
 Starts `mpwatch run` as a child and reads `mpwatch show latest --json`; this module knows of a run
 only what that documented JSON says.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mpwatch.errors import MpwatchError
-from mpwatch.planner.plans import Plan
-from mpwatch.planner.units import format_bytes, format_seconds
+from mpwatch.errors import UsageError
 
-PHASES = ("forward", "backward", "optimizer")
-WHOLE_PROCESS = ("resident", "rss")
-"""Kinds of reading that hold more than tensors."""
+MOST_STEPS = 10_000
 
 
 def _mpwatch(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mpwatch.cli.main", *arguments]
 
 
-def measure(script: Sequence[str], steps: int) -> dict[str, Any]:
-    """Run the script for some steps and return its summary.
+def check(script: Sequence[str], steps: int) -> None:
+    """Refuse early what could not be run, before anything is planned.
 
     Raises:
-        MpwatchError: the run failed or left no summary.
+        UsageError: no script, or an absurd number of steps.
+    """
+    if not script:
+        raise UsageError("--verify needs a script: --verify train.py [ARGS], as the last option")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"--verify-steps {steps} is out of range: 1 to {MOST_STEPS}")
+    if not script[0].startswith("-") and not os.path.exists(script[0]):
+        raise UsageError(f"--verify: no script {script[0]}")
+
+
+def measure(script: Sequence[str], steps: int) -> tuple[dict[str, Any], int | None]:
+    """Run the script for some steps; returns its summary and its micro-batch, None if unknown.
+
+    Raises:
+        UsageError: the run failed or left no summary; that says nothing about what fits.
     """
     run = subprocess.run(
         _mpwatch("run", "--headless", "--max-steps", str(steps), *script), stdout=subprocess.PIPE
     )
     if run.returncode:
-        raise MpwatchError(f"--verify: {script[0]} ended with exit code {run.returncode}")
+        raise UsageError(f"--verify: {script[0]} ended with exit code {run.returncode}")
     shown = subprocess.run(_mpwatch("show", "latest", "--json"), stdout=subprocess.PIPE)
     try:
         summary = json.loads(shown.stdout)
     except ValueError as error:
-        raise MpwatchError("--verify: the run left no summary (mpwatch show latest)") from error
+        raise UsageError("--verify: the run left no summary (mpwatch show latest)") from error
     if not isinstance(summary, dict):
-        raise MpwatchError("--verify: the run's summary is no object")
-    return summary
+        raise UsageError("--verify: the run's summary is no object")
+    return summary, _micro_batch(summary)
 
 
-def _measured_bytes(summary: Mapping[str, Any], phase: str) -> tuple[float | None, str]:
-    """(peak bytes, what kind of reading it is) of one phase; None is unknown."""
-    found = (summary.get("memory_bytes") or {}).get(phase) or {}
-    return found.get("peak"), str(found.get("kind") or "unknown")
+def _micro_batch(summary: dict[str, Any]) -> int | None:
+    """Samples per micro-batch in the last step that tells both; the summary has no such key."""
+    run = str(summary.get("run_id"))
+    told = subprocess.run(_mpwatch("tail", run, "--json", "--no-follow"), stdout=subprocess.PIPE)
+    for line in reversed(told.stdout.splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event.get("kind") == "step_finished":
+            return whole_micro_batch(event.get("samples"), event.get("script_window"))
+    return None
 
 
-def _measured_seconds(summary: Mapping[str, Any], phase: str) -> float | None:
-    found: float | None = ((summary.get("phase_s") or {}).get(phase) or {}).get("median")
-    return found
-
-
-def comparison(plan: Plan, summary: Mapping[str, Any]) -> list[str]:
-    """One line per phase: predicted, measured, difference; what is unknown says so."""
-    ran = summary.get("accumulation_steps", "unknown")
-    lines = [
-        f"run {summary.get('run_id', 'unknown')}: accumulation_steps {ran},"
-        f" planned {plan.accumulation_steps}"
-        + ("" if ran == plan.accumulation_steps else ": the script decided otherwise")
-    ]
-    label = plan.labels["peak_bytes"]
-    for phase in PHASES:
-        predicted = plan.phase_bytes.get(phase)
-        measured, kind = _measured_bytes(summary, phase)
-        seconds = _measured_seconds(summary, phase)
-        known = f"{format_bytes(predicted)} ({label})" if predicted else "unknown"
-        text = f"{phase:9} predicted {known}"
-        if measured is None:
-            text += ", measured unknown"
-        else:
-            text += f", measured {format_bytes(measured)} [{kind}]"
-            if kind in WHOLE_PROCESS:
-                text += " (interpreter and libraries included: no difference is taken)"
-            elif predicted:
-                text += f" ({(predicted - measured) / measured:+.1%})"
-        text += f", {format_seconds(seconds)} measured" if seconds else ", time unknown"
-        lines.append(text)
-    return lines
+def whole_micro_batch(samples: int | None, windows: int | None) -> int | None:
+    """Samples of one micro-batch where all have equally many; None where that is not known."""
+    if not samples or not windows or samples % windows:
+        return None
+    return samples // windows

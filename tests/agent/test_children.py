@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
-from mpwatch.events import AgentBound, AgentExited
+import pytest
+
+from mpwatch.events import AgentBound, AgentExited, WindowDiscarded
 from tests.support.agent_runs import SOURCES, listening, specification, watch_to_end
 from tests.support.forge import Forge
 
@@ -129,3 +131,73 @@ def test_the_next_sitecustomize_has_its_turn(tmp_path: Path) -> None:
         listener.drain(0.3)
     assert (process.returncode, stdout) == (0, b"the script has its own\n"), stderr
     assert len(listener.of(AgentBound)) == 1
+
+
+def test_the_last_step_counts_though_no_update_follows(tmp_path: Path, forge: Forge) -> None:
+    script = write(
+        tmp_path,
+        "no_update.py",
+        """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+for step in range(3):
+    scaler.scale(model(torch.ones(3, 2)).mean()).backward()
+    scaler.step(optimizer)
+    if step < 2:
+        scaler.update()
+    optimizer.zero_grad()
+""",
+    )
+    with listening(tmp_path) as listener:
+        process = forge.run(script, tmp_path, specification=specification(tmp_path))
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    assert process.returncode == 0
+    assert [(step.step, step.loss_scale_after) for step in listener.steps()] == [
+        (1, 4.0),
+        (2, 4.0),
+        (3, None),
+    ]
+    assert listener.of(AgentExited)[0].windows_open == 0
+
+
+def test_a_window_the_script_gave_up_after_unscaling(tmp_path: Path, forge: Forge) -> None:
+    """Hand-written finiteness checks: the next window is seen whole again."""
+    script = write(
+        tmp_path,
+        "gives_up.py",
+        """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+for step in range(6):
+    loss = model(torch.ones(3, 2)).mean() * (float("inf") if step == 2 else 1.0)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not torch.isfinite(norm):
+        scaler.update()
+        optimizer.zero_grad()
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    print(float(norm).hex())
+""",
+    )
+    with listening(tmp_path) as listener:
+        settings = {"grad_norm_every": 1}
+        process = forge.run(script, tmp_path, specification=specification(tmp_path, **settings))
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    norms = [float.fromhex(line) for line in process.communicate()[0].decode().split()]
+    steps = listener.steps()
+    assert [step.applied for step in steps] == [True] * 5
+    assert [event.after_step for event in listener.of(WindowDiscarded)] == [2]
+    assert [step.grad_norm for step in steps] == pytest.approx(norms, rel=1e-5)
+    assert all(step.phase_s["optimizer"] > 0 for step in steps)
