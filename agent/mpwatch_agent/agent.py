@@ -257,6 +257,8 @@ class Agent:
     def _step_over(self, draft: StepDraft) -> None:
         if draft.optimizer == 0:
             self.sampling.step_over(self.loop, draft)
+            if self.roots.searching:
+                self.roots.step_seen()
             self._describe_loop(draft)
         outbox = self._outbox
         if outbox is None and self.gate.bound:
@@ -271,7 +273,6 @@ class Agent:
         if self._said_loop or draft.step - self.loop.steps_before < 2:
             return
         self._said_loop = True
-        self.roots.stop_search()
         self._tell(self._loop_found())
 
     def _loop_found(self) -> LoopFound:

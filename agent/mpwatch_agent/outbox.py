@@ -10,6 +10,7 @@ from collections import deque
 import zmq
 
 from mpwatch import codec, wire
+from mpwatch.errors import CodecError
 from mpwatch.events import Event, EventsDropped
 
 BATCH_INTERVAL_S = 0.2
@@ -29,7 +30,6 @@ class Outbox:
         self._dropped = 0
         self._dropped_unsaid = 0
         self._last_send = 0.0
-        self._last_look = 0.0
         self.sequence = sequence
 
     def put(self, event: Event, moment: float | None = None) -> None:
@@ -47,7 +47,7 @@ class Outbox:
     def send(self, now: float) -> None:
         """Encode and send what waits, without blocking; keeps it when the queue is full."""
         self._last_send = now
-        while self._waiting and self._context is not None:
+        while self._waiting and self._can_send():
             frames, taken = self._encode()
             parts = wire.message(wire.EVENTS, codec.encode_batch(frames))
             try:
@@ -59,6 +59,10 @@ class Outbox:
             self.sequence += len(frames)
             if len(frames) > taken:
                 self._dropped_unsaid = 0
+
+    def _can_send(self) -> bool:
+        """Whether the queue has room: encoding for nobody would cost milliseconds a batch."""
+        return self._context is not None and bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _encode(self) -> tuple[list[bytes], int]:
         taken = min(len(self._waiting), EVENTS_PER_BATCH)
@@ -87,7 +91,7 @@ class Outbox:
             if wait_s and not self._socket.poll(int(wait_s * 1000)):
                 return None
             return wire.open_message(self._socket.recv_multipart(zmq.NOBLOCK), wire.COMMAND)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, CodecError):
             return None
 
     def close(self, linger_s: float) -> None:

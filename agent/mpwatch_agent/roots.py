@@ -21,6 +21,9 @@ from mpwatch_agent.windows import sizes_of
 _clock = time.perf_counter
 _is_compiling = torch.compiler.is_compiling
 
+# Steps of the leading optimizer during which every module's forward is looked at.
+SEARCH_STEPS = 2
+
 Begins = Callable[[float, bool, Any], BaseException | None]
 
 
@@ -83,7 +86,13 @@ class Roots:
         self._handles: list[tuple[bool, Any]] = []
         self._compiled: list[weakref.ref[nn.Module]] = []
         self._search: Any = None
+        self._steps = 0
         self.notes: list[str] = []
+
+    @property
+    def searching(self) -> bool:
+        """Whether every module's forward is looked at."""
+        return self._search is not None
 
     def names(self) -> tuple[str, ...]:
         """Class names of the roots found."""
@@ -97,12 +106,23 @@ class Roots:
 
     def optimizer_made(self, optimizer: Any) -> None:
         """Look for the module that owns this optimizer's parameters."""
-        self._owned.update(id(p) for group in optimizer.param_groups for p in group["params"])
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._owned |= owned
+        self._steps = 0
+        if owned <= self._covered:
+            # Another optimizer on the same parameters, as some loops make one per epoch.
+            return
         if self._gate.compiles:
             self._hook_compiled()
         elif self._search is None:
             hook = nn.modules.module.register_module_forward_pre_hook
             self._search = hook(self._on_any_forward)
+
+    def step_seen(self) -> None:
+        """A step of the leading optimizer: who has not been called by the second is no root."""
+        self._steps += 1
+        if self._steps >= SEARCH_STEPS:
+            self.stop_search()
 
     def stop_search(self) -> None:
         """Take the hook on every module's forward away."""
@@ -171,7 +191,9 @@ class Roots:
         for handle in had:
             handle.remove()
         self._handles = [(plain, handle) for plain, handle in self._handles if not plain]
-        self.notes.append(f"{reason}: forward is timed from the data's arrival")
+        note = f"{reason}: no hook stays on plain modules, whose forward is timed from the data on"
+        if note not in self.notes:
+            self.notes.append(note)
 
     def remove(self) -> None:
         """Take everything off (detaching)."""
