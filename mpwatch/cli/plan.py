@@ -6,8 +6,12 @@ said comes from `mpwatch.planner`. Exit code 0: something fits, 1: nothing does,
 
 import argparse
 import sys
+from typing import Any
+
+import msgspec
 
 from mpwatch.cli.plan_checks import Question, shape_notes, tracked_model, verified
+from mpwatch.cli.plan_comparison import Comparison, comparison, comparison_lines
 from mpwatch.cli.plan_options import (
     add_arguments,
     described,
@@ -16,10 +20,11 @@ from mpwatch.cli.plan_options import (
     read_model,
     read_target,
 )
-from mpwatch.cli.plan_output import emit, inputs, survey_json
+from mpwatch.cli.plan_output import emit, emitted, inputs, survey_json
 from mpwatch.cli.plan_plot import scatter, space_lines
-from mpwatch.cli.plan_table import print_preset, print_survey
-from mpwatch.cli.plan_verify import comparison, measure
+from mpwatch.cli.plan_presets import preset_lines
+from mpwatch.cli.plan_table import print_survey
+from mpwatch.cli.plan_verify import check, measure
 from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
 from mpwatch.planner.space import space
 from mpwatch.planner.survey import Survey, survey
@@ -56,22 +61,35 @@ def _read_question(arguments: argparse.Namespace) -> Question:
     )
 
 
-def _print_answer(arguments: argparse.Namespace, question: Question, answer: Survey) -> None:
+def _print_answer(
+    arguments: argparse.Namespace,
+    question: Question,
+    answer: Survey,
+    measured: Comparison | None,
+) -> None:
     """Everything that goes to stdout."""
+    cells = preset = None
+    if arguments.space:
+        cells = space(question.model, question.card, question.budget, question.limits)
+    if arguments.preset:
+        preset = preset_lines(arguments.preset, question.budget, question.model, answer)
     if arguments.json:
         asked = inputs(
             question.card.name, question.budget, question.model, question.limits, question.notes
         )
-        print(survey_json(answer, asked))
+        more: dict[str, Any] = {"space": cells, "preset": preset, "verified": measured}
+        more = {name: msgspec.to_builtins(value) for name, value in more.items() if value}
+        print(survey_json(answer, asked, **more))
         return
     print_survey(answer, question.budget, arguments.rows)
     if arguments.plot:
         print("\n".join(scatter(answer, question.budget)))
-    if arguments.space:
-        cells = space(question.model, question.card, question.budget, question.limits)
+    if cells is not None:
         print("\n".join(space_lines(cells)))
-    if arguments.preset:
-        print_preset(arguments.preset, question.budget, question.model, answer)
+    if preset is not None:
+        print("\n".join(preset))
+    if measured is not None:
+        print("\n".join(comparison_lines(measured)))
 
 
 def _write_picture(path: str, question: Question, answer: Survey, *, of_space: bool) -> None:
@@ -87,10 +105,10 @@ def _write_picture(path: str, question: Question, answer: Survey, *, of_space: b
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer the question. Returns 0 when something fits, 1 when nothing does."""
-    if arguments.verify == []:
-        raise UsageError("--verify needs a script: --verify train.py [ARGS], as the last option")
-    if arguments.verify and arguments.json:
-        raise UsageError("--verify prints lines for people: leave out --json")
+    if arguments.verify is not None:
+        check(arguments.verify, arguments.verify_steps)
+    if arguments.plot and arguments.json:
+        raise UsageError("--plot draws for people: leave out --json, or write --picture FILE")
     question = _read_question(arguments)
     answer = survey(question.model, question.card, question.budget, question.limits)
     answer = verified(question, answer)
@@ -98,14 +116,15 @@ def run(arguments: argparse.Namespace) -> int:
         question.notes.extend(shape_notes(question, answer, read_model(arguments)))
     for note in question.notes:
         print(f"mpwatch: {note}", file=sys.stderr)
-    _print_answer(arguments, question, answer)
+    chosen, measured = answer.recommended, None
+    if arguments.verify and chosen is not None:
+        summary, micro_batch = measure(arguments.verify, arguments.verify_steps)
+        measured = comparison(emitted(chosen), summary, micro_batch)
+    _print_answer(arguments, question, answer, measured)
     if arguments.picture:
         _write_picture(arguments.picture, question, answer, of_space=arguments.space)
-    if answer.recommended is None:
+    if chosen is None:
         return EXIT_REFUSED
     if arguments.emit:
-        emit(arguments.emit, answer.recommended)
-    if arguments.verify:
-        summary = measure(arguments.verify, arguments.verify_steps)
-        print("\n".join(comparison(answer.recommended, summary)))
+        emit(arguments.emit, chosen)
     return EXIT_OK

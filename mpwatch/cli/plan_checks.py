@@ -81,11 +81,14 @@ def verified(question: Question, answer: Survey) -> Survey:
     if question.target is None or not wanted:
         return answer
     findings = track(question.target, [_configuration(plan) for plan in wanted])
-    peaks = {_run_key(run.configuration): run.peak_bytes for run in findings.runs}
+    runs = {_run_key(run.configuration): run for run in findings.runs}
 
     def checked(plan: Plan) -> Plan:
-        peak = peaks.get(_run_key(_configuration(plan))) if _trackable(plan) else None
-        return plan if peak is None else as_tracked(plan, question.budget, peak)
+        run = runs.get(_run_key(_configuration(plan))) if _trackable(plan) else None
+        if run is None:
+            return plan
+        phases = {phase.phase: phase.peak_bytes for phase in run.phases}
+        return as_tracked(plan, question.budget, run.peak_bytes, phases)
 
     answer = structs.replace(
         answer,

@@ -124,6 +124,13 @@ def _phase(
     )
 
 
+def whole_micro_batch(samples: int | None, micro_batches: int | None) -> int | None:
+    """Samples of one micro-batch where all have equally many; None where that is not known."""
+    if not samples or not micro_batches or samples % micro_batches:
+        return None
+    return samples // micro_batches
+
+
 def comparison(
     plan: Mapping[str, Any], summary: Mapping[str, Any], micro_batch: int | None = None
 ) -> Comparison:
@@ -145,7 +152,8 @@ def comparison(
 def _phase_line(row: Phase) -> str:
     text = f"{row.phase:9} predicted "
     known = row.predicted_bytes is not None
-    text += f"{format_bytes(row.predicted_bytes or 0)} ({row.predicted_label})" if known else "unknown"
+    size = f"{format_bytes(row.predicted_bytes or 0)} ({row.predicted_label})"
+    text += size if known else "unknown"
     if row.measured_bytes is None:
         text += ", measured unknown"
     else:
@@ -175,9 +183,12 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines += [clean_text(_phase_line(row), 300) for row in found.phases]
     predicted, measured = found.predicted_time_per_sample_s, found.measured_time_per_sample_s
     lines.append(
-        "per sample"
-        + (f" predicted {format_seconds(predicted)} (estimated," if predicted else " predicted unknown (")
-        + " on the planned device), "
-        + (f"measured {format_seconds(measured)} here" if measured else "measured unknown")
+        "per sample predicted "
+        + (
+            f"{format_seconds(predicted)} (estimated, for the planned device)"
+            if predicted
+            else "unknown"
+        )
+        + (f", measured {format_seconds(measured)} here" if measured else ", measured unknown")
     )
     return lines

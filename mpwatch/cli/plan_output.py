@@ -47,8 +47,9 @@ def inputs(
     }
 
 
-def survey_json(survey: Survey, question: dict[str, Any]) -> str:
-    """The documented object: `inputs`, `recommended`, `plans` (front first), and the reasons."""
+def survey_json(survey: Survey, question: dict[str, Any], **more: Any) -> str:
+    """The documented object: `inputs`, `recommended`, `plans` (front first), and the reasons;
+    `more` holds what was asked for beside (`verified`, `space`, `preset`)."""
     return json.dumps(
         {
             "inputs": question,
@@ -60,18 +61,34 @@ def survey_json(survey: Survey, question: dict[str, Any]) -> str:
             "candidates": survey.candidates,
             "samples_factor": survey.samples_factor,
             "soonest_accumulation": survey.soonest_accumulation,
+            **more,
         },
         indent=2,
         allow_nan=False,
     )
 
 
+def emitted(plan: Plan) -> dict[str, Any]:
+    """The fields of a plan that a run keeps, as they stand in the file."""
+    fields = msgspec.to_builtins(plan)
+    kept = {name: fields[name] for name in EMITTED}
+    kept |= {"label": plan.labels["peak_bytes"], "phase_bytes": plan.phase_bytes}
+    if plan.time_per_sample_s is not None:
+        kept["time_per_sample_s"] = plan.time_per_sample_s
+    return kept
+
+
+def _toml(value: Any) -> str:
+    """A value of `emitted` in TOML: strings and numbers look as in JSON, a table is inline."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items()) + " }"
+    return json.dumps(value)
+
+
 def emit(path: str, plan: Plan) -> None:
     """Write the recommendation for `mpwatch run --config`. Raises UsageError."""
-    fields = msgspec.to_builtins(plan)
     lines = ["# Written by `mpwatch plan`; read by `mpwatch run --config`.", "[plan]"]
-    lines += [f"{name} = {json.dumps(fields[name])}" for name in EMITTED]
-    lines.append(f"label = {json.dumps(plan.labels['peak_bytes'])}")
+    lines += [f"{name} = {_toml(value)}" for name, value in emitted(plan).items()]
     try:
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:

@@ -8,15 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from mpwatch.planner.model import Model
 from mpwatch.planner.pareto import thin
 from mpwatch.planner.plans import Budget, Plan
-from mpwatch.planner.presets import (
-    PARAM_FRACTION_DEFECT,
-    SIMPLE_TREE_DEFECT,
-    param_fraction,
-    simple_tree,
-)
 from mpwatch.planner.survey import Survey
 from mpwatch.planner.units import format_bytes, format_seconds
 
@@ -124,7 +117,7 @@ def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
     out = sys.stdout
     shown = shown_plans(survey, rows)
     marked = 0 if survey.recommended else None
-    if out.isatty():
+    if out is not None and out.isatty():  # None: closed by whoever started us
         _rich(cells(shown, shutil.get_terminal_size().columns), shown, marked)
     else:
         _plain(cells(shown), marked, out)
@@ -155,24 +148,3 @@ def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
     print(f"  because: {survey.reason}")
     if chosen.family != "exact":
         print(f"  changes the learning problem: {chosen.risk}")
-
-
-def print_preset(name: str, budget: Budget, model: Model, survey: Survey) -> None:
-    """A published rule as it stands, its defect, and the honest estimate beside it."""
-    best = survey.recommended
-    honest = f"{plan_text(best)}: {format_bytes(best.peak_bytes)}" if best else survey.reason
-    if name == "param-fraction":
-        low, high = param_fraction(model.parameters)
-        print(f"param-fraction: micro-batch of {low:.3g} to {high:.3g} samples")
-        print(f"  defect: {PARAM_FRACTION_DEFECT}")
-    else:
-        tree = simple_tree(budget.memory_bytes, model.parameters)
-        for test in tree.tests:
-            verdict = "fits" if test.fits else "too large"
-            print(
-                f"simple-tree: N={test.accumulation}: {format_bytes(test.needed_bytes)}, {verdict}"
-            )
-        decided = f"{tree.precision}, N={tree.accumulation}" if tree.precision else "no plan"
-        print(f"simple-tree: {decided}")
-        print(f"  defect: {SIMPLE_TREE_DEFECT}")
-    print(f"  honest estimate: {honest}")

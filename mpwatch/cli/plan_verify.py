@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mpwatch.cli.plan_comparison import whole_micro_batch
 from mpwatch.errors import UsageError
 
 MOST_STEPS = 10_000
@@ -65,12 +66,5 @@ def _micro_batch(summary: dict[str, Any]) -> int | None:
         except ValueError:
             continue
         if event.get("kind") == "step_finished":
-            return whole_micro_batch(event.get("samples"), event.get("script_window"))
+            return whole_micro_batch(event.get("samples"), event.get("micro_batches"))
     return None
-
-
-def whole_micro_batch(samples: int | None, windows: int | None) -> int | None:
-    """Samples of one micro-batch where all have equally many; None where that is not known."""
-    if not samples or not windows or samples % windows:
-        return None
-    return samples // windows

@@ -14,7 +14,7 @@ from mpwatch import client, runs
 from mpwatch.cli.choice import add_run, chosen
 from mpwatch.cli.formats import to_json
 from mpwatch.cli.summary import summary
-from mpwatch.errors import EXIT_OK, MpwatchError
+from mpwatch.errors import EXIT_OK, MpwatchError, UsageError
 from mpwatch.glance import evidence_of
 from mpwatch.run_state import Evidence
 from mpwatch.runs import Run
@@ -52,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `mpwatch show`."""
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="the documented JSON object")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="predicted against measured, for a run that was started with --config plan.toml",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,10 +67,31 @@ def run(arguments: argparse.Namespace) -> int:
     # Read again: the job may have ended while its hub answered.
     found = runs.read_run(found.directory) or found
     state = runs.state_of(found, evidence)
+    if arguments.plan:
+        return _compare(found, as_json(found, state, evidence, view), view, arguments.json)
     if arguments.json:
         print(to_json(as_json(found, state, evidence, view)))
     else:
         print(summary(found, state, evidence, view))
+    return EXIT_OK
+
+
+def _compare(run: Run, known: dict[str, Any], view: RunView | None, as_object: bool) -> int:
+    """Predicted against measured. Raises UsageError where the run has no plan."""
+    from mpwatch.cli.plan_comparison import comparison, comparison_lines, whole_micro_batch
+
+    plan = run.info.get("plan")
+    if not (isinstance(plan, dict) and plan):
+        raise UsageError(
+            f"run {run.run_id} was started without a plan:"
+            " mpwatch plan ... --emit plan.toml, then mpwatch run --config plan.toml ..."
+        )
+    micro_batch = None
+    if view is not None:
+        steps = view.applied + view.skipped
+        micro_batch = whole_micro_batch(view.samples, steps * (view.accumulation_steps or 0))
+    found = comparison(plan, known, micro_batch)
+    print(to_json(msgspec.to_builtins(found)) if as_object else "\n".join(comparison_lines(found)))
     return EXIT_OK
 
 

@@ -115,14 +115,15 @@ class Plan(Struct, frozen=True, kw_only=True):
     """what was estimated before this very plan was tracked; None where it was not"""
 
 
-def as_tracked(plan: Plan, budget: Budget, tracked_bytes: int) -> Plan:
-    """The plan with the peak of its own tracked run in place of the estimate."""
+def as_tracked(plan: Plan, budget: Budget, tracked_bytes: int, phase_bytes: dict[str, int]) -> Plan:
+    """The plan with the peaks of its own tracked run in place of the estimates."""
     return structs.replace(
         plan,
         peak_bytes=tracked_bytes,
         estimated_peak_bytes=plan.peak_bytes,
         needed_bytes=round(budget.needed(tracked_bytes)),
         fits=budget.fits(tracked_bytes),
+        phase_bytes=phase_bytes,
         labels={**plan.labels, "peak_bytes": TRACKED},
     )
 

@@ -6,19 +6,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mpwatch.cli import plan
 from mpwatch.cli.plan_table import cells
-from mpwatch.cli.plan_verify import comparison
 from mpwatch.errors import UsageError
 from mpwatch.planner.cards import find_card
-from mpwatch.planner.footprint import Setup
 from mpwatch.planner.model import PlainModel
-from mpwatch.planner.numerics import find_optimizer, find_precision
-from mpwatch.planner.plans import Budget, Limits, make_plan
+from mpwatch.planner.plans import Budget, Limits
 from mpwatch.planner.survey import survey
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +119,9 @@ def test_emitted_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (f"--card T4 {SHAPE} --batch 8 --verify", "--verify needs a script"),
         (f"--card T4 {SHAPE} --batch 8 --lora-rank 4096", "exceeds the width 2048"),
         ("--card T4 --model a.py:f --input-shape 3 --batch 8 --track-timeout nan", "timeout nan"),
-        (f"--card T4 {SHAPE} --batch 8 --json --verify a.py", "leave out --json"),
+        (f"--card T4 {SHAPE} --batch 8 --json --plot", "leave out --json"),
+        (f"--card T4 {SHAPE} --batch 8 --verify nowhere.py", "no script nowhere.py"),
+        (f"--card T4 {SHAPE} --batch 8 --verify-steps 0 --verify a.py", "--verify-steps 0"),
         (f"--card T4 {SHAPE} --batch 8 --max-accumulation 9999999", "1 to 65536"),
         (f"--card T4 {SHAPE} --batch 8 --picture a.pdf", r"\.png or \.svg"),
         ("--card T4 --model a.py:f --batch 8", "--input-shape"),
@@ -229,38 +227,3 @@ def test_without_numpy_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(UsageError, match=r"pip install 'mpwatch\[plan\]'"):
         run(f"--card T4 {SHAPE} --batch 8")
-
-
-def test_predicted_beside_measured() -> None:
-    """The summary is the documented JSON of `show`; unknown figures stay unknown."""
-    chosen = make_plan(
-        Setup(
-            model=PlainModel(parameters=10**6),
-            numerics=find_precision("O0"),
-            optimizer=find_optimizer("adamw-fused"),
-        ),
-        4,
-        2,
-        card=find_card("2GB"),
-        budget=Budget(memory_bytes=2 * 10**9),
-    )
-    summary: dict[str, Any] = {
-        "run_id": "r1",
-        "accumulation_steps": 2,
-        "memory_bytes": {
-            "backward": {"start": 1, "peak": 32_000_000, "end": 1, "kind": "allocated"},
-            "forward": {"start": 1, "peak": 200_000_000, "end": 1, "kind": "resident"},
-            "optimizer": None,
-        },
-        "phase_s": {"backward": {"median": 0.02, "total": 0.1}},
-    }
-    lines = comparison(chosen, summary)
-    assert lines[0] == "run r1: accumulation_steps 2, planned 2"
-    assert "predicted unknown" in lines[1]  # activations of a model known by its size
-    assert "libraries included" in lines[1]
-    assert "%" not in lines[1]
-    assert lines[2] == (
-        "backward  predicted 16.0 MB (estimated), measured 32.0 MB [allocated] (-50.0%),"
-        " 20 ms measured"
-    )
-    assert "measured unknown" in lines[3]
