@@ -226,6 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Everything of a run is its owner's alone, wherever its directory is moved to.
+    os.umask(0o077)
     try:
         runtime = rendezvous.make_runtime_directory(options.directory)
         lock = _take_lock(runtime)

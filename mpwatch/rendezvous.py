@@ -7,11 +7,10 @@ file system. Standard library only: the agent, the keeper's parent and every wat
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import stat
-import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,9 @@ HUB_LOCK: Final = "hub.lock"
 def runtime_root() -> Path:
     """The owner's private directory for sockets and locks; not made or checked here."""
     name = f"mpwatch-{os.geteuid()}"
-    root = Path(tempfile.gettempdir()) / name
+    # As `tempfile` does, without its imports: `ls` and `ctl` have a budget.
+    given = os.environ.get("TMPDIR", "")
+    root = Path(os.path.abspath(given) if os.path.isdir(given) else "/tmp") / name
     # A long TMPDIR would break the limit on socket paths; /tmp is the same for every process.
     longest = len(os.fsencode(root / ("x" * 12) / WATCH_SOCKET))
     return root if longest <= MAX_SOCKET_PATH_BYTES else Path("/tmp") / name
@@ -47,7 +48,8 @@ def runtime_directory(run_directory: Path) -> Path:
     if isinstance(recorded, str) and os.path.isabs(recorded):
         return Path(recorded)
     real = os.fsencode(os.path.realpath(run_directory))
-    return runtime_root() / hashlib.sha256(real).hexdigest()[:12]
+    # 48 bits to tell a user's own runs apart; nobody else can enter the root.
+    return runtime_root() / f"{zlib.crc32(real):08x}{zlib.crc32(real[::-1]) & 0xFFFF:04x}"
 
 
 def make_private(path: Path) -> Path:

@@ -58,7 +58,7 @@ def test_socket_paths_stay_short_under_a_long_temporary_directory(
 ) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(long))
+    monkeypatch.setenv("TMPDIR", str(long))
     runtime = rendezvous.runtime_directory(tmp_path)
     endpoint = rendezvous.watch_endpoint(runtime)
     path = endpoint.removeprefix("ipc://")
@@ -145,6 +145,6 @@ def test_a_watcher_with_another_temporary_directory_finds_the_job(
     run.mkdir()
     there = rendezvous.runtime_directory(run)
     rendezvous.write_json(run / rendezvous.RUN_FILE, {"runtime_directory": str(there)})
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert rendezvous.runtime_root() != there.parent
     assert rendezvous.runtime_directory(run) == there
