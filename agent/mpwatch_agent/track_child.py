@@ -35,7 +35,8 @@ DATA_DEPENDENT = (
     "DynamicOutputShapeException",
     "GuardOnDataDependentSymNode",
 )
-BATCH_FOR_FLOPS = 1
+ONE_SAMPLE = "Expected more than 1 value per channel when training"
+"""batch norm over a single sample"""
 
 
 class Request(Struct, kw_only=True):
@@ -82,12 +83,15 @@ def cause_of(error: BaseException, model: str) -> str:
     places = [
         f"{Path(frame.filename).name}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if home in Path(frame.filename).resolve().parents
+        if not frame.filename.startswith("<")  # frozen modules, built code
+        and home in Path(frame.filename).resolve().parents
         and Path(__file__).parent not in Path(frame.filename).resolve().parents
         and "site-packages" not in frame.filename
     ]
     where = f" ({places[-1]})" if places else ""
     name = type(error).__name__
+    if ONE_SAMPLE in text:
+        text += "; give --min-micro-batch 2"
     if name in DATA_DEPENDENT:
         return f"the module's work depends on values of tensors{where}: {name} {text}"[:400]
     return f"{name}: {text}{where}"[:400]
@@ -104,14 +108,14 @@ def _limit_memory(nbytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (nbytes, hard))
 
 
-def _flops(subject: Subject) -> float | None:
+def _flops(subject: Subject, micro_batch: int) -> float | None:
     """Counted on fake tensors; None where an operator has no count or the module refuses."""
     counter = FlopCounterMode(display=False)
     with SharedFakeMode():
-        step = Step(subject, Configuration(micro_batch=BATCH_FOR_FLOPS))
+        step = Step(subject, Configuration(micro_batch=micro_batch))
         with counter:
             step.window(lambda _: None)
-    return counter.get_total_flops() / BATCH_FOR_FLOPS or None
+    return counter.get_total_flops() / micro_batch or None
 
 
 class Child:
@@ -154,11 +158,11 @@ class Child:
                 if failed is None:
                     return
             if index == 0 and not self.real:
-                self._say_work(subject)
+                self._say_work(subject, configuration.micro_batch)
 
-    def _say_work(self, subject: Subject) -> None:
+    def _say_work(self, subject: Subject, micro_batch: int) -> None:
         try:
-            flops = _flops(subject)
+            flops = _flops(subject, micro_batch)
         except Exception:
             flops = None
         self.say(Work(flops_per_sample=flops))

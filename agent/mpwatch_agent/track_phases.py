@@ -19,7 +19,9 @@ from mpwatch_agent.track_subject import (
     Configuration,
     SharedFakeMode,
     Subject,
+    conversions_allowed,
     fake_leftovers,
+    repeated_blocks,
 )
 from mpwatch_agent.tracker import (
     ACTIVATIONS,
@@ -63,6 +65,10 @@ class Tracked(Struct, frozen=True, kw_only=True):
     buffer_bytes: int
     largest: int
     """elements of the largest trained tensor"""
+    block_parameters: int = 0
+    """of the largest repeated block; 0 without blocks"""
+    root_parameters: int = 0
+    """outside the repeated blocks"""
 
 
 class _Books:
@@ -163,7 +169,8 @@ def track(
 
 
 def _faked(factory: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
-    module = factory()
+    with conversions_allowed():
+        module = factory()
     if isinstance(module, nn.Module):
         fake_leftovers(module, mode)
     return module
@@ -171,12 +178,16 @@ def _faked(factory: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
 
 def _answer(step: Step, configuration: Configuration, books: _Books) -> Tracked:
     phases = tuple(books.peaks[name] for name in ("forward", "backward", "optimizer"))
+    whole = sum(p.numel() for p in step.module.parameters())
+    blocks = [sum(p.numel() for p in b.parameters()) for b in repeated_blocks(step.module)]
     return Tracked(
         configuration=configuration,
         peak_bytes=max(phase.peak_bytes for phase in phases),
         phases=phases,
-        parameters=sum(p.numel() for p in step.module.parameters()),
+        parameters=whole,
         trained=sum(p.numel() for p in step.trained),
         buffer_bytes=sum(b.untyped_storage().nbytes() for b in step.module.buffers()),
         largest=max((p.numel() for p in step.trained), default=0),
+        block_parameters=max(blocks, default=0),
+        root_parameters=max(0, whole - sum(blocks)),
     )

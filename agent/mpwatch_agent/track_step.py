@@ -21,6 +21,9 @@ from mpwatch_agent.track_subject import (
 )
 from mpwatch_agent.tracker import DATA, tensors_in
 
+FULL = torch.float32
+"""Weights of O0 and O1, whatever the factory made them."""
+
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
     """Parameters that a backward from here would reach."""
@@ -51,9 +54,15 @@ class Step:
             replace_parameters(
                 self.module, lambda t: t.to(half) if t.is_floating_point() else t.clone()
             )
+        elif any(p.is_floating_point() and p.dtype != FULL for p in self.module.parameters()):
+            replace_parameters(
+                self.module, lambda t: t.to(FULL) if t.is_floating_point() else t.clone()
+            )
         if configuration.checkpointing == "full":
             apply_checkpointing(self.module)
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
+        if not self.trained:
+            raise ValueError("the module has no parameter that requires a gradient")
         self.masters: list[nn.Parameter] = []
         if level == "O2":
             self.masters = [nn.Parameter(p.detach().float()) for p in self.trained]
@@ -98,11 +107,11 @@ class Step:
         return loss
 
     def _accepted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An input as the module takes it: 16-bit modules are fed 16-bit floats."""
-        level = self.configuration.precision[:2]
-        if level in ("O2", "O3") and tensor.is_floating_point():
-            return tensor.to(half_of(self.configuration.precision))
-        return tensor
+        """An input as the module takes it: floats in the type of its weights."""
+        if not tensor.is_floating_point():
+            return tensor
+        half = self.configuration.precision[:2] in ("O2", "O3")
+        return tensor.to(half_of(self.configuration.precision) if half else FULL)
 
     def warm_up(self, phase: Callable[[str], None]) -> None:
         """Bring the step to where a second window finds it: states exist, no gradients.

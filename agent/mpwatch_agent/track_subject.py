@@ -4,10 +4,11 @@ Loads the factory's file, wraps repeated blocks in checkpointing, changes dtypes
 and makes the optimizer. Used by `track_step`; never by a live run.
 """
 
+import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,34 @@ def replace_parameters(module: nn.Module, change: Callable[[torch.Tensor], torch
                 part._buffers[name] = done.setdefault(id(buffer), change(buffer))
 
 
-def _repeated_blocks(module: nn.Module) -> list[nn.Module]:
+@contextlib.contextmanager
+def conversions_allowed() -> Iterator[None]:
+    """Let a factory call `half()`, `to(dtype)` and the like in a fake mode, where torch cannot swap
+    tensors: changed parameters take the places of the old ones."""
+    original = nn.Module._apply
+
+    def apply(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+        done: dict[int, tuple[Any, Any]] = vars(change).setdefault("replaced", {})
+        for child in module.children() if recurse else ():
+            child._apply(change)  # type: ignore[no-untyped-call]
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                changed = nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                _, kept = done.setdefault(id(parameter), (parameter, changed))
+                module._parameters[name] = kept
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = change(buffer)
+        return module
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     """Children of lists and sequences that hold at least two of one class, outermost first.
 
     These are what block checkpointing wraps: a transformer's layers, a ResNet's stages.
@@ -110,7 +138,7 @@ def _repeated_blocks(module: nn.Module) -> list[nn.Module]:
         ]
     if blocks:
         return blocks
-    return [block for child in module.children() for block in _repeated_blocks(child)]
+    return [block for child in module.children() for block in repeated_blocks(child)]
 
 
 def apply_checkpointing(module: nn.Module) -> None:
@@ -119,9 +147,9 @@ def apply_checkpointing(module: nn.Module) -> None:
     Raises:
         ValueError: there are no repeated blocks.
     """
-    blocks = _repeated_blocks(module)
+    blocks = repeated_blocks(module)
     if not blocks:
-        raise ValueError("no repeated blocks to checkpoint")
+        raise ValueError("checkpointing is left out: the module has no repeated blocks")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
@@ -200,4 +228,6 @@ def find_dtype(name: str) -> torch.dtype:
 
 def find_loss(name: str) -> LossFunction:
     """A loss by name (`mean`, `cross_entropy`) or `file.py:function(output, *inputs)`."""
+    if name not in LOSSES and ":" not in name:
+        raise LookupError(f"unknown loss {name!r}: mean, cross_entropy or file.py:function")
     return LOSSES.get(name) or load_function(name)

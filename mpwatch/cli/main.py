@@ -7,6 +7,7 @@ exit code; `own_words(words)`, where it has one, keeps words back from the parse
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -67,6 +68,11 @@ def main(words: Sequence[str] | None = None) -> int:
         # The reader has seen enough; nothing may be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _complain(UsageError(f"cannot write the output: {error.strerror}"))
     return code
 
 

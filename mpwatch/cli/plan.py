@@ -16,6 +16,7 @@ from mpwatch.cli.plan_options import (
     add_arguments,
     described,
     read_device,
+    read_json,
     read_limits,
     read_model,
     read_target,
@@ -26,6 +27,7 @@ from mpwatch.cli.plan_presets import preset_lines
 from mpwatch.cli.plan_table import print_survey
 from mpwatch.cli.plan_verify import check, measure
 from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
+from mpwatch.planner.hf_config import notes_on
 from mpwatch.planner.space import space
 from mpwatch.planner.survey import Survey, survey
 
@@ -39,6 +41,8 @@ def _read_question(arguments: argparse.Namespace) -> Question:
     notes: list[str] = []
     if not arguments.model:
         model = read_model(arguments)
+        if arguments.hf_config:
+            notes += notes_on(read_json(arguments.hf_config))
         return Question(
             card=card, budget=budget, limits=limits, model=model, target=None, notes=notes
         )

@@ -41,6 +41,8 @@ def tracked_model(
 ) -> TrackedModel | None:
     """The module calibrated by tracked runs; None, with the cause noted, where that failed."""
     parts = splits(limits)
+    if limits.devices > 1:  # gradients stay through forward whatever N is
+        parts = [(micro_batch, max(2, n)) for micro_batch, n in parts]
     precisions = [numerics.name for numerics in allowed_precisions(card, limits)]
     findings: Findings = track(target, wanted_runs(precisions, parts))
     if findings.real:

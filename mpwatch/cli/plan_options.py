@@ -12,10 +12,11 @@ from msgspec import structs
 
 from mpwatch.cli.plan_tracking import Target
 from mpwatch.errors import UsageError
-from mpwatch.planner.cards import Card, find_card, unnamed_card
-from mpwatch.planner.model import Model, PlainModel, from_hf_config, transformer
+from mpwatch.planner.cards import Card, cpu_of, find_card, unnamed_card
+from mpwatch.planner.hf_config import from_hf_config
+from mpwatch.planner.model import LARGEST_DIMENSION, Model, PlainModel, transformer
 from mpwatch.planner.numerics import EXACT, FAMILIES
-from mpwatch.planner.plans import CONTEXT_BYTES, Budget, Limits
+from mpwatch.planner.plans import Budget, Limits
 from mpwatch.planner.units import parse_count, parse_interval
 
 SHAPE_OPTIONS = {
@@ -122,7 +123,7 @@ def read_json(path: str) -> dict[str, Any]:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise UsageError(f"{path} is no JSON object")
@@ -188,8 +189,9 @@ def read_device(arguments: argparse.Namespace) -> tuple[Card, Budget]:
     if not arguments.card:
         raise UsageError("no device: give --card NAME, --card SIZE, or --free")
     card = find_card(arguments.card)
-    context = 0 if arguments.cpu else CONTEXT_BYTES
-    return card, Budget(memory_bytes=card.memory_bytes, context_bytes=context)
+    if arguments.cpu:
+        return cpu_of(card), Budget(memory_bytes=card.memory_bytes, context_bytes=0)
+    return card, Budget(memory_bytes=card.memory_bytes)
 
 
 def _free_device(index: int, named: str | None) -> tuple[Card, Budget]:
@@ -214,10 +216,13 @@ def _free_device(index: int, named: str | None) -> tuple[Card, Budget]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    parts = text.replace("x", ",").split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"--input-shape {text!r} is not understood: write 128 or 3,224,224")
-    return tuple(int(part) for part in parts)
+    sizes = tuple(int(part[:20]) for part in parts)
+    if not all(1 <= size <= LARGEST_DIMENSION for size in sizes):
+        raise UsageError(f"--input-shape {text!r} is out of range: 1 to {LARGEST_DIMENSION:.0e}")
+    return sizes
 
 
 def read_target(arguments: argparse.Namespace) -> Target:

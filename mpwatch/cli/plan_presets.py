@@ -29,8 +29,8 @@ def preset_lines(name: str, budget: Budget, model: Model, survey: Survey) -> lis
 def _tree_lines(budget: Budget, model: Model) -> list[str]:
     tree = simple_tree(budget.memory_bytes, model.parameters)
     lines = []
-    for test in tree.tests:
-        needed = format_bytes(test.needed_bytes)
+    for index, test in enumerate(tree.tests):
+        needed = f"{'mixed' if index else 'fp32'} needs {format_bytes(test.needed_bytes)}"
         verdict = "fits" if test.fits else "too large"
         lines.append(f"simple-tree: N={test.accumulation}: {needed}, {verdict}")
     decided = f"{tree.precision}, N={tree.accumulation}" if tree.precision else "no plan"

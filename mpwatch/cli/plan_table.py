@@ -88,10 +88,14 @@ def phase_text(plan: Plan) -> str:
     return ", ".join(f"{name} {format_bytes(plan.phase_bytes[name])}" for name in known)
 
 
+def _checkpointing(plan: Plan) -> str:
+    return f"{'no' if plan.checkpointing == 'none' else plan.checkpointing} checkpointing"
+
+
 def plan_text(plan: Plan) -> str:
     """A plan in words: the configuration and how its batch is made."""
     lora = " with LoRA" if plan.family == "lora" else ""
-    words = [f"{plan.precision}{lora}", plan.optimizer, f"{plan.checkpointing} checkpointing"]
+    words = [f"{plan.precision}{lora}", plan.optimizer, _checkpointing(plan)]
     if plan.sharding != "none":
         words.append(plan.sharding)
     made = f"B = {plan.micro_batch} x {plan.accumulation_steps} x {plan.devices} = {plan.batch}"

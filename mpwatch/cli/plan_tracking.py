@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from msgspec import Struct
 from mpwatch.planner.calibration import Run, RunConfiguration
 
 LEAST_LIMIT_BYTES = 4 * 10**9
+LAST_WORDS = 10_000
+"""bytes of the child's stderr that are looked at"""
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -66,32 +69,41 @@ def _request(target: Target, configurations: Sequence[RunConfiguration]) -> byte
 
 def _exchange(request: bytes, timeout_s: float) -> tuple[bytes, bytes, int | None]:
     """(stdout, stderr, exit code; None when it was killed at the deadline)."""
-    environment = {**os.environ, "MPWATCH_DISABLED": "1", "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "mpwatch_agent.track_child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        out, err = child.communicate(request, timeout=timeout_s)
-        return out, err, child.returncode
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        out, err = child.communicate()
-        return out, err, None
-    finally:
-        _kill(child)
+    environment = {
+        **os.environ,
+        "MPWATCH_DISABLED": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TORCHDYNAMO_DISABLE": "1",  # what is compiled has no operators to look at
+    }
+    # Files and not pipes: a process that a factory leaves behind would keep a pipe open.
+    with TemporaryFile() as asked, TemporaryFile() as out, TemporaryFile() as err:
+        asked.write(request)
+        asked.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "mpwatch_agent.track_child"],
+            stdin=asked,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+        )
+        code = None
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _kill(child)
+        out.seek(0)
+        err.seek(max(0, err.seek(0, os.SEEK_END) - LAST_WORDS))
+        return out.read(), err.read(), code
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:
-    """End the child and whatever it started."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    """End the child and whatever it started, also when it has ended itself."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _silence(err: bytes, code: int | None, timeout_s: float) -> str | None:
@@ -133,4 +145,6 @@ def track(target: Target, configurations: Sequence[RunConfiguration]) -> Finding
         _note(findings, line)
     if findings.cause is None:
         findings.cause = _silence(err, code, target.timeout_s)
+    if findings.cause is None and len(findings.runs) + len(findings.failures) < len(configurations):
+        findings.cause = f"its process ended early (exit code {code})"
     return findings

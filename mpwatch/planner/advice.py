@@ -12,15 +12,18 @@ from mpwatch.planner.candidates import Split, Table
 from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import EXACT, FAMILIES, RISKS
-from mpwatch.planner.plans import Budget, Limits, family_of
+from mpwatch.planner.plans import Budget, Limits, Plan, family_of
 from mpwatch.planner.units import format_bytes
 
+SLOW = 2.0
+"""Factor in time from which a faster plan of another family is worth a word."""
 CLOSE = 0.01
 """Plans within 1 % of the fastest count as equally fast: the smaller concession wins."""
 
 _CHECKPOINTING_COST = {"none": 0, "selective": 1, "full": 2}
 _SHARDING_COST = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 _PRECISION_COST = {"O1": 0, "O2": 1, "O0": 2, "O3": 3}
+"""Where speed is not known: mixed precision is what people run."""
 
 
 class Rung(Struct, frozen=True, kw_only=True):
@@ -50,6 +53,13 @@ def concession(setup: Setup) -> tuple[int, int, int, int]:
     )
 
 
+def _kept_precision(table: Table, rows: list[int]) -> list[int]:
+    """On a processor 16 bits are not known to be faster: fp32 is kept where it fits."""
+    full = [row for row in rows if table.setups[table.setup_index[row]].numerics.level == "O0"]
+    on_processor = not any(setup.cuda for setup in table.setups)
+    return full if full and on_processor else rows
+
+
 def recommend(table: Table) -> int | None:
     """Row to take: of the least intrusive family with a plan that fits, the fastest; among those
     within 1 % of it, the smallest concession, then the smallest peak. None when nothing fits."""
@@ -61,14 +71,18 @@ def recommend(table: Table) -> int | None:
         return FAMILIES.index(family_of(table.setups[table.setup_index[row]]))
 
     least = min(family(row) for row in fitting)
-    rows = [row for row in fitting if family(row) == least]
+    rows = _kept_precision(table, [row for row in fitting if family(row) == least])
     known = [float(table.seconds[row]) for row in rows if table.seconds[row] == table.seconds[row]]
     if known:
         limit = min(known) * (1 + CLOSE)
         rows = [row for row in rows if float(table.seconds[row]) <= limit]
 
-    def order(row: int) -> tuple[tuple[int, int, int, int], float]:
-        return concession(table.setups[table.setup_index[row]]), float(table.peak_bytes[row])
+    def order(row: int) -> tuple[tuple[int, ...], bool, int, float]:
+        setup = table.setups[table.setup_index[row]]
+        # As fast in fp32 as in 16 bits: then nothing is gained by giving precision up.
+        lossless = bool(known) and setup.numerics.level == "O0"
+        *others, precision = concession(setup)
+        return tuple(others), not lossless, precision, float(table.peak_bytes[row])
 
     return min(rows, key=order)
 
@@ -184,40 +198,59 @@ def _optimizer(choices: Sequence[Setup], name: str) -> object:
     return found[0] if found else None
 
 
-def reason(rungs: Sequence[Rung], chosen: Setup) -> str:
+def reason(rungs: Sequence[Rung], chosen: Setup, *, timed: bool) -> str:
     """Why this family and these concessions, in one line."""
     family = family_of(chosen)
     failed = [rung.words() for rung in rungs if not rung.fits]
+    fastest = "within 1 % of the fastest" if timed else "that fit (times are unknown)"
+    taken = f"of the plans {fastest}, the one that gives up least is taken"
     if not failed:
-        return f"{rungs[0].words()} without any concession; the fastest that fits is taken"
+        return f"{rungs[0].words()} without any concession; {taken}"
     tail = f"; family {family}: {RISKS[family]}" if family != EXACT else ""
-    return f"{'; '.join(failed[-2:])}; the fastest that fits is taken{tail}"
+    return f"{'; '.join(failed[-2:])}; {taken}{tail}"
 
 
-def shortfall(
-    rungs: Sequence[Rung], choices: Sequence[Setup], budget: Budget, limits: Limits
-) -> str:
+def slowness(chosen: Plan, plans: Sequence[Plan]) -> str:
+    """What the least intrusive family costs in time, where that is much; else nothing."""
+    faster = [plan for plan in plans if plan.fits and plan.relative_time is not None]
+    best = min(faster, key=lambda plan: plan.relative_time or 0.0, default=None)
+    if best is None or chosen.relative_time is None or best.relative_time is None:
+        return ""
+    factor = chosen.relative_time / best.relative_time
+    if factor < SLOW:
+        return ""
+    name = f"{best.precision} of family {best.family} ({best.risk})"
+    return f"; it is estimated to take {factor:.1f} times as long as {name}, which fits too"
+
+
+def shortfall(table: Table, budget: Budget, limits: Limits) -> str:
     """What would have to give when nothing fits: one line with the cause."""
-    if not rungs:
+    choices = table.setups
+    if not len(table):
         return "no configuration is left by the constraints: allow more families or precisions"
-    best = min(rungs, key=lambda rung: rung.peak_bytes)
+    row = min(range(len(table)), key=lambda index: float(table.peak_bytes[index]))
+    best, peak = choices[table.setup_index[row]], float(table.peak_bytes[row])
+    micro_batch = int(table.micro_batch[row])
     room = max(0.0, budget.largest_peak)
     static = min(
         sum(step.fixed_bytes for step in moments(setup, accumulating=False)[-1:])
         for setup in choices
     )
-    needs = f"{format_bytes(budget.needed(best.peak_bytes))} of device memory"
+    needs = f"{format_bytes(budget.needed(peak))} of device memory"
     if static > room:
         cause = (
             f"weights, gradients and states alone need {format_bytes(static)} and"
             f" {format_bytes(room)} is usable: accumulation cannot help"
         )
     else:
-        cause = f"the smallest peak is {format_bytes(best.peak_bytes)} ({best.name})"
+        cause = "activations and logits do not fit beside weights and states"
+    how = f"{best.numerics.name}, {best.checkpointing} checkpointing, b={micro_batch}"
+    cause += f"; the smallest peak is {format_bytes(peak)} ({how})"
     left = [name for name in FAMILIES if name not in limits.families]
     others = []
-    if limits.devices == 1:
-        others.append("shard over more devices (--devices N)")
+    if micro_batch > limits.min_micro_batch and static <= room:
+        others.append("accumulate more (--max-accumulation)")
+    others.append("shard over more devices (--devices N)")
     if left:
         others.append(f"allow other families ({', '.join(left)})")
     return f"{cause}; it takes {needs}" + (f", or {' or '.join(others)}" if others else "")

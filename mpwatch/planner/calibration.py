@@ -48,6 +48,8 @@ class Run(Struct, frozen=True, kw_only=True):
     trained: int
     buffer_bytes: int
     largest: int
+    block_parameters: int = 0
+    root_parameters: int = 0
 
 
 def wanted_runs(
@@ -157,6 +159,8 @@ def calibrate(
         buffer_bytes=first.buffer_bytes,
         largest=first.largest,
         growth=growth,
+        block_parameters=first.block_parameters,
+        root_parameters=first.root_parameters,
         flops_per_sample=flops_per_sample,
     )
 

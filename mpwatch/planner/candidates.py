@@ -75,7 +75,10 @@ def allowed_precisions(card: Card, limits: Limits) -> list[Numerics]:
     if not limits.precisions:
         names = ["O0", *(f"{level}:{formats[0]}" for level in ("O1", "O2", "O3") if formats)]
         return [PRECISIONS[name] for name in names]
-    chosen = [find_precision(name) for name in limits.precisions]
+    chosen = [
+        find_precision(f"{name}:{formats[0]}" if name in ("O1", "O2", "O3") and formats else name)
+        for name in dict.fromkeys(limits.precisions)
+    ]
     for numerics in chosen:
         _, _, half = numerics.name.partition(":")
         if half and half not in formats:

@@ -88,16 +88,30 @@ def unnamed_card(name: str, memory_bytes: int) -> Card:
     )
 
 
+def cpu_of(card: Card) -> Card:
+    """The processor itself in that much memory: its speed is unknown, and whether 16 bits are
+    faster than 32 on it as well."""
+    return structs.replace(
+        unnamed_card(card.name, card.memory_bytes),
+        fp32_flops=1e12,
+        half_flops=1e12,
+        memory_bandwidth=50e9,
+    )
+
+
 def find_card(text: str) -> Card:
     """The card of that name, or an unnamed one of that many bytes (`24GB`).
 
     Raises:
         UsageError: neither a known name nor a size; the nearest names are listed.
     """
-    key = text.strip().lower().removeprefix("nvidia ").removeprefix("rtx").strip(" -_")
+    key = text.strip().lower()
+    for maker in ("nvidia", "geforce", "tesla", "rtx"):
+        key = key.removeprefix(maker).strip(" -_")
+    key = "-".join(key.split())
     if key in CARDS:
         return CARDS[key]
-    if key.lstrip("+-")[:1].isdigit() and key.endswith("b"):
+    if key.lstrip("+-.")[:1].isdigit() and key.endswith("b"):
         return unnamed_card(text.strip(), parse_bytes(text, "card"))
     if key.replace(".", "", 1).lstrip("+-").isdigit():
         parse_bytes(text, "card")  # raises: a number without a unit

@@ -81,16 +81,23 @@ def trained_parameters(setup: Setup) -> int:
 
 
 def static_terms(setup: Setup, *, accumulating: bool) -> Terms:
-    """Terms that are there through forward: weights, states, and gradients when N > 1."""
+    """Terms that are there through forward: weights, states, and gradients where they stay."""
     trained = trained_parameters(setup)
     terms = static_bytes(trained, setup.numerics, setup.optimizer, setup.sharding, setup.devices)
     frozen = (setup.model.parameters - trained) * setup.numerics.weights
     terms["weights"] += max(0, frozen) / shards(setup.sharding, setup.devices)[0]
     if isinstance(setup.model, TrackedModel):
         terms["weights"] += setup.model.buffer_bytes
-    if not accumulating:
+    if not (accumulating or keeps_gradients(setup)):
         terms["gradients"] = 0.0
     return terms
+
+
+def keeps_gradients(setup: Setup) -> bool:
+    """Whether gradients stay through forward even when N = 1: DDP's buckets are made once, and
+    gradients are views of them. A sharded module that was tracked whole is counted so as well."""
+    sharded_module = isinstance(setup.model, TrackedModel) and setup.sharding != "none"
+    return setup.sharding in ("ddp", "zero1") or sharded_module
 
 
 def optimizer_moment(setup: Setup, *, data: float) -> Moment:

@@ -1,10 +1,8 @@
 """What is trained: a transformer's shape, or just a number of parameters.
 
-Shapes come from the command line or from a Hugging Face `config.json` that the caller has read;
-nothing here opens a file. Sizes are checked on construction.
+Shapes come from the command line or from `hf_config`. Sizes are checked on construction. Pure.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, structs
@@ -61,6 +59,10 @@ class TransformerShape(Struct, frozen=True, kw_only=True):
                 raise UsageError(f"{said} {value} is out of range: 1 to {LARGEST_DIMENSION:.0e}")
         if self.hidden % self.heads:
             raise UsageError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"{self.heads} heads are no multiple of {self.kv_heads} key/value heads"
+            )
 
     @property
     def kv_ratio(self) -> float:
@@ -126,6 +128,10 @@ class TrackedModel(Struct, frozen=True, kw_only=True):
     """elements of the largest trained tensor"""
     growth: dict[str, tuple[Growth, ...]]
     """by `growth_key`"""
+    block_parameters: int = 0
+    """of the largest repeated block: a unit of FSDP; 0 without blocks"""
+    root_parameters: int = 0
+    """outside the repeated blocks"""
     flops_per_sample: float | None = None
     """forward and backward of one sample as counted by the run; None is unknown"""
 
@@ -199,42 +205,3 @@ def transformer(
             " correct one of them or leave --params out"
         )
     return structs.replace(shapes[best], parameters=parameters)
-
-
-def from_hf_config(config: Mapping[str, Any], sequence: int | None = None) -> TransformerShape:
-    """The shape in a Hugging Face `config.json` (LLaMA, Mistral, Qwen, GPT-2, GPT-NeoX families).
-
-    Raises:
-        UsageError: a needed key is missing or is no whole number.
-    """
-
-    def read(*names: str, default: int | None = None) -> int:
-        for name in names:
-            value = config.get(name)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-            if value is not None:
-                raise UsageError(f"config.json: {name} is {value!r}, not a whole number")
-        if default is None:
-            raise UsageError(f"config.json has none of: {', '.join(names)}")
-        return default
-
-    hidden, heads = read("hidden_size", "n_embd"), read("num_attention_heads", "n_head")
-    family = str(config.get("model_type", ""))
-    gated = family not in ("gpt2", "gpt_neox", "opt", "bloom", "gptj", "falcon")
-    limit = read("max_position_embeddings", "n_positions", "n_ctx", default=0)
-    if not (sequence or limit):
-        raise UsageError("config.json names no sequence length: give --seq")
-    return transformer(
-        layers=read("num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
-        sequence=sequence or limit,
-        vocabulary=read("vocab_size"),
-        intermediate=read("intermediate_size", "n_inner", default=4 * hidden),
-        kv_heads=read("num_key_value_heads", default=heads),
-        tied=bool(config.get("tie_word_embeddings", family == "gpt2")),
-        gated=gated,
-        positions=not gated,
-        biases=not gated,
-    )

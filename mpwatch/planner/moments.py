@@ -6,7 +6,13 @@ answers for every micro-batch, one number at a time or for arrays. Terms are byt
 """
 
 from mpwatch.planner.activations import LayerBytes, layer_bytes, norm_statistics
-from mpwatch.planner.footprint import Moment, Setup, optimizer_moment, static_terms
+from mpwatch.planner.footprint import (
+    Moment,
+    Setup,
+    keeps_gradients,
+    optimizer_moment,
+    static_terms,
+)
 from mpwatch.planner.model import PlainModel, TrackedModel, TransformerShape, growth_key
 from mpwatch.planner.numerics import shards
 
@@ -209,6 +215,10 @@ def _tracked_moments(
     """Moments of a module that was run on fake tensors."""
     key = growth_key(setup.numerics.name, setup.checkpointing, accumulating=accumulating)
     static = static_terms(setup, accumulating=accumulating)
+    if setup.sharding == "zero3":
+        # What is gathered: everything outside the blocks, and the block in use with the next one.
+        units = model.root_parameters + 2 * model.block_parameters
+        static["gathered"] = float(units * setup.numerics.compute)
     found = [
         Moment(
             phase=growth.phase,
@@ -226,6 +236,7 @@ def moments(setup: Setup, *, accumulating: bool) -> tuple[Moment, ...]:
 
     A model known by its size alone has only its static terms: activations are unknown.
     """
+    accumulating = accumulating or keeps_gradients(setup)
     if isinstance(setup.model, PlainModel):
         end = Moment(
             phase="backward",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from mpwatch.planner.advice import Rung, ladder, reason, recommend, shortfall
+from mpwatch.planner.advice import Rung, ladder, reason, recommend, shortfall, slowness
 from mpwatch.planner.candidates import (
     Split,
     Table,
@@ -147,9 +147,14 @@ def survey(model: Model, card: Card, budget: Budget, limits: Limits) -> Survey:
     by_row = dict(zip(rows, plans, strict=True))
     rungs = ladder(choices, parts, budget)
     text = (
-        reason(rungs, choices[table.setup_index[chosen]])
+        reason(
+            rungs,
+            choices[table.setup_index[chosen]],
+            timed=by_row[chosen].relative_time is not None,
+        )
+        + slowness(by_row[chosen], plans)
         if chosen is not None
-        else shortfall(rungs, choices, budget, limits)
+        else shortfall(table, budget, limits)
     )
     if isinstance(model, PlainModel):
         text += "; activations are unknown and not counted: give the shape, or --model"

@@ -86,7 +86,10 @@ def rates(setup: Setup, card: Card, band: int = 1) -> Rates | None:
     peak = card.half_flops if setup.numerics.compute == 2 else card.fp32_flops
     compute = flops / (peak * UTILISATION[band])
     share = setup.devices if setup.sharding in ("zero1", "zero2", "zero3") else 1
-    gradient = trained_parameters(setup) * setup.numerics.compute
+    numerics = setup.numerics
+    # FSDP moves parameters and gradients in the compute type, the others the gradients as they are.
+    width = numerics.compute if setup.sharding == "zero3" else numerics.gradients
+    gradient = trained_parameters(setup) * width
     finite = (setup.devices - 1) / setup.devices
     return Rates(
         micro_fixed=compute * HALF_TOKENS / tokens,

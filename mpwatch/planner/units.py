@@ -23,7 +23,9 @@ BYTE_UNITS = {
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 LARGEST_BYTES = 10**18
 LARGEST_COUNT = 10**15
-_NUMBER = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)$", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)$", re.IGNORECASE | re.ASCII
+)
 
 
 def _quantity(text: str, units: dict[str, int], what: str, example: str, largest: int) -> int:

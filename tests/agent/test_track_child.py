@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpwatch.cli import plan
+from mpwatch.cli import plan, plan_tracking
 from mpwatch.cli.plan_tracking import Target, track
 from mpwatch.errors import UsageError
 from mpwatch.planner.calibration import RunConfiguration
@@ -53,6 +54,7 @@ def answers(factory: str, shape: tuple[int, ...] = (16,), **fields: Any) -> list
         ("raise_an_error", r"RuntimeError: weights file not found \(toy_modules.py:\d+\)"),
         ("return_a_string", "TypeError: the factory returned str, not a Module"),
         ("end_the_process", r"SystemExit: 0 \(toy_modules.py:\d+\)"),
+        ("train_nothing", "ValueError: the module has no parameter that requires a gradient"),
         ("nothing_of_that_name", "toy_modules.py has no function 'nothing_of_that_name'"),
     ],
 )
@@ -62,6 +64,59 @@ def test_cause_is_one_line(factory: str, cause: str) -> None:
     assert failure["configuration"] is None
     assert re.search(cause, failure["cause"])
     assert "\n" not in failure["cause"]
+
+
+@pytest.mark.parametrize("factory", ["build_double", "build_half_recurrent", "build_tied_half"])
+@pytest.mark.parametrize("precision", ["O0", "O1:bf16", "O2:bf16"])
+def test_a_factory_may_convert_its_module(factory: str, precision: str) -> None:
+    """`to(dtype)` cannot swap fake tensors; the plan's precision decides what weights are."""
+    answer, *_ = answers(factory, precision=precision)
+    assert answer["kind"] == "tracked"
+    tracked = answer["tracked"]
+    width = 2 if precision.startswith("O2") else 4
+    assert tracked["phases"][0]["owners"]["weights"] == width * tracked["parameters"]
+
+
+def test_batch_norm_over_one_sample_says_what_to_do() -> None:
+    out = io.BytesIO()
+    request = Request(
+        model=f"{MODULES}:build_normed",
+        input_shapes=[(16,)],
+        input_dtypes=["float32"],
+        loss="mean",
+        configurations=[Configuration(micro_batch=1, optimizer="sgd")],
+        limit_bytes=8 * 10**9,
+    )
+    Child(request, out).run()
+    assert "give --min-micro-batch 2" in json.loads(out.getvalue())["cause"]
+
+
+def test_blocks_and_what_is_outside_of_them_are_counted() -> None:
+    answer, *_ = answers("build_perceptron", shape=(256,))
+    tracked = answer["tracked"]
+    assert tracked["block_parameters"] == 512 * 512 + 512
+    assert tracked["root_parameters"] == (256 * 512 + 512) + (512 * 10 + 10)
+
+
+def test_a_process_that_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_tracking, "_exchange", lambda *_: (b"", b"", 0))
+    target = Target(model="a.py:f", input_shapes=((1,),), input_dtypes=("float32",))
+    assert track(target, [ONE]).cause == "its process ended early (exit code 0)"
+
+
+@pytest.mark.usefixtures("found_by_children")
+def test_a_factory_that_leaves_processes_behind_is_not_waited_for() -> None:
+    target = Target(
+        model=f"{MODULES}:leave_a_process_behind",
+        input_shapes=((16,),),
+        input_dtypes=("float32",),
+        timeout_s=60.0,
+    )
+    begin = time.monotonic()
+    found = track(target, [ONE])
+    assert found.cause is None
+    assert len(found.runs) == 1
+    assert time.monotonic() - begin < 50
 
 
 def test_missing_file_and_wrong_shape() -> None:
@@ -185,7 +240,7 @@ def test_the_verb_tracks_a_module_and_emits_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.toml"
-    options = "--input-shape 32 --input-dtype int64 --loss cross_entropy --precision O1 --batch 8"
+    options = "--input-shape 32 --input-dtype int64 --loss cross_entropy --precision O1 --batch 2"
     shape = "--layers 3 --hidden 128 --heads 4 --seq 32 --vocab 512"
     model = f"--model {MODULES}:build_language --cpu --card 2GB {shape}"
     assert verb(f"{model} {options} --json --emit {path} --family exact") == 0
@@ -201,12 +256,15 @@ def test_the_verb_tracks_a_module_and_emits_the_plan(
 
 
 @pytest.mark.usefixtures("found_by_children")
-def test_the_verb_falls_back_on_the_analytic_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_falls_back_on_the_analytic_estimate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = f"--model {MODULES}:raise_an_error --input-shape 32 --card 24GB --batch 8"
     assert verb(f"{options} --params 100M --json") == 0
     captured = capsys.readouterr()
     assert "weights file not found" in captured.err
     assert "falling back on the analytic estimate" in captured.err
     assert json.loads(captured.out)["recommended"]["labels"]["peak_bytes"] == "estimated"
-    with pytest.raises(UsageError, match="there is no estimate to fall back on"):
+    monkeypatch.setattr(plan_tracking, "_exchange", lambda *_: (b"", b"last words", 5))
+    with pytest.raises(UsageError, match="exit code 5: last words; there is no estimate to fall"):
         verb(options)

@@ -126,6 +126,12 @@ def test_emitted_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (f"--card T4 {SHAPE} --batch 8 --picture a.pdf", r"\.png or \.svg"),
         ("--card T4 --model a.py:f --batch 8", "--input-shape"),
         ("--card T4 --model a.py:f --input-shape 3,-2 --batch 8", "'3,-2' is not understood"),
+        ("--card T4 --model a.py:f --input-shape \u00b2 --batch 8", "is not understood"),
+        ("--card T4 --model a.py:f --input-shape 3e2 --batch 8", "is not understood"),
+        (f"--card T4 --model a.py:f --input-shape {'9' * 30} --batch 8", "is out of range"),
+        (f"--card \u0663GB {SHAPE} --batch 8", "is not understood"),
+        (f"--card 0 {SHAPE} --batch 8", "has no unit"),
+        (f"--card T4 {SHAPE} --batch 8 --seq 0", "--seq 0"),
         ("--card T4 --layers -3 --hidden 8 --heads 2 --seq 8 --vocab 9 --batch 8", "--layers -3"),
         ("--card T4 --layers 3 --hidden 9 --heads 2 --seq 8 --vocab 9 --batch 8", "no multiple"),
     ],
@@ -146,7 +152,11 @@ def test_a_config_with_absurd_numbers(tmp_path: Path) -> None:
             run(f"--card T4 --hf-config {path} --batch 8")
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "{", '{"hidden_size": "wide"}', '{"hidden_size": 8}'])
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "{", "", "\ufeff{", "[" * 100_000, '{"hidden_size": "wide"}', '{"hidden_size": 8}'],
+    ids=lambda text: text[:12],
+)
 def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
@@ -221,6 +231,84 @@ def test_seventy_billion_parameters_in_a_second_without_torch() -> None:
     code, seconds, torch, matplotlib = child.stdout.splitlines()[-1].split()
     assert (code, torch, matplotlib) == ("0", "False", "False")
     assert float(seconds) <= 1.0
+
+
+def test_a_level_alone_takes_the_format_that_the_card_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(f"--card T4 {SHAPE} --batch 8 --precision O1,O2 --json") == 0
+    rows = json.loads(capsys.readouterr().out)["plans"]
+    assert {row["precision"] for row in rows} == {"O1:fp16", "O2:fp16"}
+
+
+def test_a_processors_speed_is_unknown_and_precision_not_given_up_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = "--layers 2 --hidden 64 --heads 4 --seq 32 --vocab 100 --batch 8"
+    assert run(f"--card T4 --cpu {small} --json") == 0
+    chosen = json.loads(capsys.readouterr().out)["recommended"]
+    assert (chosen["precision"], chosen["labels"]["time_per_sample_s"]) == ("O0", "unknown")
+    assert chosen["time_per_sample_s"] is None
+
+
+def test_names_as_drivers_and_people_write_them() -> None:
+    for text in ("Tesla T4", "NVIDIA GeForce RTX 3090", "a100 80gb", "NVIDIA A100-80GB", "h100"):
+        assert find_card(text).capability is not None
+
+
+def test_what_nothing_fits_into_is_the_smallest_of_all_plans(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = f"--card 8GB --params 1.3B {SHAPE} --batch 64 --family exact --json"
+    assert run(options) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recommended"] is None
+    smallest = min(row["needed_bytes"] for row in answer["plans"])
+    assert f"it takes {smallest / 1e9:.1f} GB" in answer["reason"]
+    assert run(f"--card T4 {SHAPE} --batch 4096 --max-accumulation 4 --json --family exact") == 1
+    assert run("--card 4GB --layers 2 --hidden 512 --heads 8 --seq 512 --vocab 50304"
+               " --batch 256 --max-accumulation 2") == 1  # fmt: skip
+    assert "accumulate more (--max-accumulation)" in capsys.readouterr().out
+
+
+def test_a_family_that_costs_much_time_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = "--layers 32 --hidden 4096 --heads 32 --seq 4096 --vocab 32000"
+    assert run(f"--card H100 {shape} --batch 128") == 0
+    printed = capsys.readouterr().out
+    assert "times as long as O2:bf16 of family lora" in printed
+
+
+def test_space_and_preset_are_in_the_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(f"--card T4 --params 1.3B {SHAPE} --batch 64 --json --space --preset simple-tree") == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert {"precision", "sharding", "accumulation", "peak_bytes", "fits"} <= set(
+        answer["space"][0]
+    )
+    assert answer["preset"][-1].startswith("  honest estimate")
+
+
+def test_a_closed_stdout_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(f"--card T4 --params 1.3B {SHAPE} --batch 64") == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        child = subprocess.run(
+            [sys.executable, "-m", "mpwatch", "--help"],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+    assert child.returncode == 2
+    assert child.stderr == "mpwatch: cannot write the output: No space left on device\n"
+
+
+def test_without_matplotlib_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"pip install 'mpwatch\[plan\]'"):
+        run(f"--card T4 {SHAPE} --batch 8 --picture a.png")
 
 
 def test_without_numpy_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,28 @@ def test_the_second_micro_batch_may_raise_memory_and_does() -> None:
     assert peak(chosen, 2, 2) - peak(chosen, 2, 1) == pytest.approx(4 * toy.parameters, rel=0.01)
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "zero1"])
+def test_buckets_of_ddp_stay_through_forward_whatever_n_is(sharding: str) -> None:
+    chosen = setup(sharding=sharding, devices=8)
+    assert peak(chosen, 8, 1) == peak(chosen, 8, 2)
+    alone = setup()
+    assert peak(alone, 8, 1) < peak(alone, 8, 2)
+
+
+def test_gradients_travel_in_their_own_width() -> None:
+    """O1 keeps fp32 gradients, which DDP moves as they are; FSDP moves the compute type."""
+    o1, o2 = find_precision("O1:bf16"), find_precision("O2:bf16")
+    copies = {
+        (numerics.name, kind): rates(
+            setup(numerics=numerics, sharding=kind, devices=8), find_card("H100")
+        ).gradient_copy  # type: ignore[union-attr]
+        for numerics in (o1, o2)
+        for kind in ("ddp", "zero3")
+    }
+    assert copies["O1:bf16", "ddp"] == 2 * copies["O2:bf16", "ddp"]
+    assert copies["O1:bf16", "zero3"] == copies["O2:bf16", "zero3"]
+
+
 @pytest.mark.parametrize("sharding", ["none", "ddp", "zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("band", [0, 1, 2])
 def test_time_per_sample_never_rises_with_accumulation(sharding: str, band: int) -> None:

@@ -34,9 +34,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     place = Place(tmp_path_factory.mktemp("plan"))
     place.script(SCRIPT)
     Path(place.directory / "plan.toml").write_text(PLAN)
-    for name, options in (("planned", ["--config", "plan.toml"]), ("plain", [])):
-        done = place.mpwatch("run", "--headless", "--name", name, *options, "script.py")
-        assert done.returncode == 0
+    place.script("print('no training')", "plain.py")
+    for name, words in (
+        ("planned", ["--config", "plan.toml", "script.py"]),
+        ("plain", ["plain.py"]),
+    ):
+        assert place.mpwatch("run", "--headless", "--name", name, *words).returncode == 0
     place.none_left()
     return place
 

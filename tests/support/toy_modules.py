@@ -3,6 +3,7 @@
 Each `build_*` takes nothing and returns a Module; the misbehaving ones are named for what they do.
 """
 
+import subprocess
 import time
 
 import numpy as np
@@ -143,6 +144,51 @@ def build_from_numpy() -> nn.Module:
 def build_terabyte() -> nn.Module:
     """A parameter of 10^12 bytes: harmless on fake tensors, too large for any card."""
     return nn.Linear(500_000, 500_000, bias=False)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over one step: (batch, 16) to (batch, 16)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states."""
+        return self.body(x[:, None])[0]
+
+
+def build_double() -> nn.Module:
+    """Converted by the factory."""
+    return nn.Linear(16, 16).double()
+
+
+def build_half_recurrent() -> nn.Module:
+    """Converted, with flat weights that must follow."""
+    return Recurrent().to(torch.bfloat16)
+
+
+def build_tied_half() -> nn.Module:
+    """Converted with a tie, which must hold."""
+    layers = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
+    layers[1].weight = layers[0].weight
+    return layers.half()
+
+
+def build_normed() -> nn.Module:
+    """Batch norm, which cannot train on one sample."""
+    return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+
+
+def train_nothing() -> nn.Module:
+    """Everything frozen."""
+    return nn.Linear(16, 16).requires_grad_(False)
+
+
+def leave_a_process_behind() -> nn.Module:
+    """A child that keeps the standard streams open."""
+    subprocess.Popen(["sleep", "60"])
+    return nn.Linear(16, 16)
 
 
 def raise_an_error() -> nn.Module:
