@@ -141,6 +141,12 @@ class Agent:
             self.remove()
             self._exit(error)
 
+    def descriptors_close(self, low: int, high: int) -> None:
+        """The script closes descriptors wholesale; without its own, libzmq ends the process."""
+        if self._outbox is not None and self._outbox.holds_descriptor(low, high):
+            say_on_stderr("goes on unwatched: the script closes all file descriptors")
+            self.detach()
+
     def guarded_act(self) -> None:
         """Let commands act, from a loop that asks by itself."""
         if self.gate.open:
@@ -342,6 +348,10 @@ class Agent:
         runtime = Path(self._spec["runtime_directory"])
         attempt = int(self._spec["attempt"])
         binding.restore_environment(self._spec)
+        if binding.descriptors_left() < binding.DESCRIPTORS_NEEDED:
+            say_on_stderr("runs unwatched: too few file descriptors left (ulimit -n)")
+            self.remove()
+            return
         self._place = binding.take_rank(runtime, attempt, self._rank)
         if self._place is None:
             self.remove()

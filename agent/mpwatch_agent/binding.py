@@ -7,6 +7,7 @@ launcher restarted its worker) goes on counting. A killed process leaves them at
 import contextlib
 import os
 import platform
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from mpwatch import rendezvous
 from mpwatch.events import AgentBound
 from mpwatch_agent.entry import ENVIRONMENT_KEY
 
+# libzmq ends the process when it cannot open one of its own.
+DESCRIPTORS_NEEDED = 64
 _COUNTERS = struct.Struct("<QQQ")
 # Frames of a killed process may have been sent after its last entry.
 _SEQUENCE_GAP = 100_000
@@ -37,6 +40,14 @@ class RankPlace:
         """Keep where the counters stand; a full disk is no reason to stop."""
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, _COUNTERS.pack(sequence, steps, self.process + 1), 0)
+
+
+def descriptors_left() -> int:
+    """How many more file descriptors this process may open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return DESCRIPTORS_NEEDED
+    return limit - len(os.listdir("/proc/self/fd"))
 
 
 def take_rank(runtime: Path, attempt: int, rank: int) -> RankPlace | None:

@@ -11,9 +11,6 @@ import torch
 
 RING_SLOTS = 4096
 
-_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
-
 
 class Later:
     """A value that is on its way from a device; `value` is None until it has arrived."""
@@ -85,14 +82,11 @@ class Reader:
     def read(self, tensor: Any) -> Reading:
         """The value of a real one-element tensor; None for whatever cannot be read safely.
 
-        Subclasses (DTensor and others) are left alone: reading one may communicate. So are
-        functorch's wrapped tensors and anything below a dispatch mode of the script.
+        Subclasses (DTensor and others) are left alone: reading one may communicate. Modes of the
+        script do not see this: the shield has switched them off around every hook.
         """
-        if type(tensor) is not torch.Tensor or _dispatch_modes():
+        if type(tensor) is not torch.Tensor:
             return None
-        if _function_modes():
-            with torch._C.DisableTorchFunction():
-                return self._read_elsewhere(tensor)
         if tensor.is_cpu:
             try:
                 value = tensor.item()
@@ -104,7 +98,7 @@ class Reader:
 
     def keep(self, tensor: Any) -> Reading:
         """Like `read`, but later: for a scalar of its own storage, such as a norm."""
-        if type(tensor) is torch.Tensor and tensor.is_cpu and not _dispatch_modes():
+        if type(tensor) is torch.Tensor and tensor.is_cpu:
             return Kept(tensor)
         return self.read(tensor)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+_FOREACH = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
 
 def gradients_of(optimizer: Any) -> list[torch.Tensor]:
     """The gradients an optimizer would step on now, sparse ones as their values."""
@@ -37,10 +39,14 @@ def norm_of(gradients: Iterable[torch.Tensor]) -> torch.Tensor | None:
             return None
         if gradient.is_complex():
             norms.append(torch.linalg.vector_norm(gradient).float())
-        elif gradient.numel():
+        elif gradient.numel() and gradient.dtype in _FOREACH:
             plain.append(gradient)
+        elif gradient.numel():
+            norms.append(torch.linalg.vector_norm(gradient.float()))
     for same in _by_device(plain).values():
-        norms.extend(torch._foreach_norm(same, 2.0, dtype=torch.float32))
+        half = same[0].dtype in (torch.float16, torch.bfloat16)
+        found = torch._foreach_norm(same, 2.0, dtype=torch.float32 if half else None)
+        norms.extend(norm.float() for norm in found)
     if not norms:
         return None
     device = norms[0].device

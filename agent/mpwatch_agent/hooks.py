@@ -6,11 +6,14 @@ shows one frame of this file where the script passed through one.
 """
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import dataloader
 
 from mpwatch_agent.patches import PatchTable
@@ -51,6 +54,9 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
         (torch.jit, "script", _jit(agent, "torch.jit.script")),
         (torch.jit, "trace", _jit(agent, "torch.jit.trace")),
         (torch.export, "export", _jit(agent, "torch.export.export")),
+        (os, "closerange", _closerange(agent)),
+        (TorchDispatchMode, "__enter__", _mode(agent)),
+        (TorchFunctionMode, "__enter__", _mode(agent)),
     ]
     missing = [name for owner, name, make in places if not table.replace(owner, name, make)]
     for name in {"clip_grad_norm_", "clip_grad_value_"} & {place[1] for place in places}:
@@ -389,5 +395,35 @@ def _jit(agent: "Agent", name: str) -> Wrap:
             return original(*args, **kwargs)
 
         return wrapper
+
+    return make
+
+
+def _mode(agent: "Agent") -> Wrap:
+    gate = agent.gate
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def __enter__(self: Any) -> Any:
+            gate.modes = True
+            return original(self)
+
+        return __enter__
+
+    return make
+
+
+def _closerange(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    leave = agent.guard("os.closerange", agent.descriptors_close)
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def closerange(fd_low: int, fd_high: int, /) -> None:
+            if gate.open:
+                leave(fd_low, fd_high)
+            original(fd_low, fd_high)
+
+        return closerange
 
     return make

@@ -94,6 +94,10 @@ class Outbox:
         except (zmq.ZMQError, CodecError):
             return None
 
+    def holds_descriptor(self, low: int, high: int) -> bool:
+        """Whether the socket's descriptor is within `low`..`high` - 1."""
+        return self._context is not None and low <= int(self._socket.get(zmq.FD)) < high
+
     def close(self, linger_s: float) -> None:
         """Send what waits and close; waits at most `linger_s` for the hub to take it."""
         if self._context is None:

@@ -44,7 +44,7 @@ class RootHook:
             return
         training = module.training and torch.is_grad_enabled()
         inside = loop.ended_at is not None or loop.windows.unstepped
-        if training and inside and loop.lazy and loop.forward is None:
+        if training and inside and loop.lazy and loop.forward is None and not gate.modes:
             # Inside a window no command can act: note it, the backward's hook does the rest.
             first = arguments[0] if arguments else None
             if type(first) is torch.Tensor:

@@ -4,15 +4,20 @@ The one place that catches exceptions on the training path. A hook that fails is
 itself and said once; exceptions that belong to the script (Ctrl+C, its own signal handlers) pass.
 """
 
+import inspect
 import signal
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar
 
+import torch
 from torch._C._dynamo import eval_frame
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _clock = time.perf_counter
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
 # What a callback of Dynamo's would do to our frames is prevented while our part runs.
 _set_eval_frame: Callable[[Any], Any] = getattr(eval_frame, "set_eval_frame", lambda callback: None)
 
@@ -24,7 +29,7 @@ class Gate:
     the part of it for what is only done on sampled steps.
     """
 
-    __slots__ = ("bound", "compiles", "open", "own_s", "sampled_s")
+    __slots__ = ("bound", "compiles", "modes", "open", "own_s", "sampled_s")
 
     def __init__(self) -> None:
         self.open = False
@@ -32,6 +37,8 @@ class Gate:
         self.bound = False
         # The script compiles: only then may a wrapper be reached by a trace.
         self.compiles = False
+        # Some dispatch or function mode was entered: only then need one be looked for.
+        self.modes = False
         self.own_s = 0.0
         self.sampled_s = 0.0
 
@@ -55,6 +62,10 @@ class Shield:
             callback = _set_eval_frame(None) if gate.compiles else None
             start = _clock()
             try:
+                if gate.modes and (_dispatch_modes() or _function_modes()):
+                    # A mode of the script's sees its own operations, none of ours.
+                    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                        return function(*args)
                 return function(*args)
             except BaseException as error:
                 if _belongs_to_script(error):
@@ -88,12 +99,27 @@ def _belongs_to_script(error: BaseException) -> bool:
         handlers.add(getattr(handler, "__code__", None))
         handlers.add(getattr(getattr(handler, "__func__", None), "__code__", None))
     handlers.discard(None)
+    before = None
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code in handlers:
+        frame = trace.tb_frame
+        if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
             return True
-        trace = trace.tb_next
+        before, trace = frame, trace.tb_next
     return False
+
+
+def _was_given(frame: FrameType, before: FrameType) -> bool:
+    """Whether `frame` runs with `before`, the frame it interrupted, as an argument.
+
+    Only signal handlers are called like that, whatever kind of callable they are and whether or
+    not they are still installed.
+    """
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    values = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    flat = [item for value in values for item in (value if type(value) is tuple else (value,))]
+    return any(item is before for item in flat)
 
 
 def invisible_to_dynamo(function: _F) -> _F:

@@ -60,19 +60,22 @@ class OptimizerTrack:
         # The divisor seen last in this optimizer's losses.
         self.divisor: float | None = None
         self._last_window = 0
-        self._probed = _spread(_trainable(optimizer))
+        # Weak: whoever drops a model gets its memory back.
+        self._probed = [weakref.ref(p) for p in _spread(_trainable(optimizer))]
 
     def probe(self) -> list[Probe]:
         """(identity, version) of each probed gradient, None where there is none."""
         states: list[Probe] = []
-        for parameter in self._probed:
-            gradient = parameter.grad
+        for reference in self._probed:
+            parameter = reference()
+            gradient = None if parameter is None else parameter.grad
             states.append(None if gradient is None else (id(gradient), gradient._version))
         return states
 
     def is_cleared(self) -> bool:
         """Whether the probed gradients are gone (`p.grad = None`, a `zero_grad` unseen)."""
-        return all(parameter.grad is None for parameter in self._probed)
+        probed = (reference() for reference in self._probed)
+        return all(parameter is None or parameter.grad is None for parameter in probed)
 
     def add(self, micro: MicroBatch) -> None:
         """The gradients of `micro` are (partly) this optimizer's."""

@@ -50,6 +50,7 @@ NOT_REACHED = [
     "binding at a backward",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "os.closerange",
     "command in a watched loop",
     "torch.compile",
     "torch.jit.script",

@@ -1,0 +1,136 @@
+"""Scripts that once noticed that they were watched, or came to harm by it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpwatch.events import HookDisabled
+from tests.support.agent_runs import (
+    Listener,
+    listening,
+    plain_environment,
+    specification,
+    watch_to_end,
+)
+from tests.support.forge import Forge
+
+HEAD = """
+import os, random, signal, sys, gc, weakref, functools
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(n=1, dtype=torch.float32):
+    for _ in range(n):
+        loss = model(torch.randn(8, 4, dtype=dtype)).pow(2).mean() / 2
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item().hex())
+"""
+
+SCRIPTS = {
+    "double precision": "model.double(); train(4, torch.float64)",
+    "a dispatch mode prints operations": """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Prints(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        print(function)
+        return function(*args, **(kwargs or {}))
+for _ in range(60):
+    with Prints():
+        train()
+    train()
+""",
+    "a function mode prints calls": """
+from torch.overrides import TorchFunctionMode
+class Prints(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        print(getattr(function, "__name__", function))
+        return function(*args, **(kwargs or {}))
+for _ in range(4):
+    with Prints():
+        train()
+""",
+    "dropped models give their memory back": """
+train(4)
+model(torch.randn(8, 4)).pow(2).mean().backward()
+alive = [weakref.ref(t) for p in model.parameters() for t in (p, p.grad)] + [weakref.ref(optimizer)]
+del model, optimizer
+gc.collect()
+print([r() is not None for r in alive])
+""",
+    "scripting and exporting in mid-training": """
+train(3)
+torch.jit.script(model)(torch.zeros(1, 4))
+train(2)
+torch.export.export(model, (torch.zeros(1, 4),), strict=True)
+train(2)
+""",
+    "an optimizer per epoch": """
+for _ in range(4):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train(3)
+""",
+    "a deep copy trained beside": """
+import copy
+train(2)
+other, rest = copy.deepcopy(optimizer), copy.deepcopy(model)
+train(2)
+other.step()
+train(2)
+""",
+}
+
+CLOSES = """
+train(3)
+os.closerange(3, 1000)
+train(3)
+"""
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+"""
+
+
+def run(
+    forge: Forge, directory: Path, script: Path, watched: bool
+) -> tuple[Listener, int | None, bytes, bytes]:
+    directory.mkdir()
+    spec = specification(directory) if watched else None
+    with listening(directory) as listener:
+        process = forge.run(script, directory, specification=spec)
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    return listener, process.returncode, *process.communicate()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_cannot_tell(tmp_path: Path, forge: Forge, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + SCRIPTS[name])
+    _, *plain = run(forge, tmp_path / "plain", script, watched=False)
+    listener, *watched = run(forge, tmp_path / "watched", script, watched=True)
+    assert plain[0] == 0, plain
+    assert watched == plain
+    assert listener.of(HookDisabled) == []
+    assert listener.steps()
+
+
+@pytest.mark.parametrize("text", [CLOSES, FEW_DESCRIPTORS], ids=["closed", "few"])
+def test_file_descriptors_that_are_closed_or_few(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text + HEAD + "train(3)" if "setrlimit" in text else HEAD + text)
+    plain = subprocess.run(
+        [sys.executable, str(script)], env=plain_environment(), capture_output=True, cwd=tmp_path
+    )
+    assert plain.returncode == 0
+    _, code, stdout, stderr = watch_to_end(script, tmp_path)
+    assert (code, stdout) == (0, plain.stdout.decode())
+    assert len(stderr.splitlines()) == 1
+    assert stderr.startswith("mpwatch: ")
