@@ -2,11 +2,12 @@
 
 Each line trains a small module for real, takes the peak from PyTorch's profiler, and compares what
 the planner said beforehand: by tracking that very configuration on fake tensors, and by the model
-calibrated from tracked runs at other micro-batches. Exit code 1 when a prediction is off by more
-than the budget of 5 %.
+calibrated from tracked runs at other micro-batches. A large GPT is tracked at the end. Exit code 1
+when a prediction is off by more than the budget of 5 %, or the large one takes over 5 s or 500 MB.
 """
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.model import TrackedModel
 from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import find_optimizer, find_precision
+from tests.support.large_gpt import BUDGET_KB, BUDGET_S
 from tests.support.planner_cases import ARCHITECTURES, CONFIGURATIONS, fields, measured
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +71,17 @@ def estimated(model: TrackedModel, configuration: RunConfiguration) -> float:
     return peak_moment(steps, configuration.micro_batch).bytes_at(configuration.micro_batch)
 
 
+def large_in_budget() -> bool:
+    """Track a GPT of 1.4 billion parameters in a process of its own; processor time and memory."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.large_gpt"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    _, seconds, kilobytes = child.stdout.split()
+    print(f"1.4 B parameters tracked in {float(seconds):.2f} s, {int(kilobytes) / 1e3:.0f} MB")
+    return float(seconds) <= BUDGET_S and int(kilobytes) <= BUDGET_KB
+
+
 def main() -> int:
     """Print one line per configuration and the worst error."""
     torch.set_num_threads(1)
@@ -102,7 +115,7 @@ def main() -> int:
         f" worst error: tracked {worst['tracked']:.2%}, estimated {worst['estimated']:.2%};"
         f" budget {BUDGET:.0%}"
     )
-    return int(max(worst.values()) > BUDGET)
+    return int(max(worst.values()) > BUDGET or not large_in_budget())
 
 
 if __name__ == "__main__":
