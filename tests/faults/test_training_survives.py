@@ -149,13 +149,14 @@ def test_signals_while_loader_workers_live(
     with output.open("wb") as stream:
         keeper = place.start("run", "--headless", script, stdout=stream)
         until(lambda: output.read_bytes().count(b"step") > 20, "some steps")
+        # A killed script takes the last 200 ms of events with it: wait for some to be recorded.
+        until(lambda: show(place)["steps"], "some steps in the record")
         pid = keeper.pid if victim == "keeper" else place.entry("spawned")["pid"]
         os.kill(pid, number)
         keeper.communicate(timeout=60)
     assert keeper.returncode == code
     shown = show(place)
     assert (shown["state"], shown["exit_code"]) == (state, code)
-    # A killed script takes the last 200 ms of events with it, and no more.
     assert shown["steps"] > 0
     # Workers of a killed main process look for their parent every five seconds.
     until(lambda: not place.processes(), "the end of the workers", 30)
