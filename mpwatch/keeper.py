@@ -46,6 +46,11 @@ PASSED_ON = frozenset(
         signal.SIGUSR1,
         signal.SIGUSR2,
         signal.SIGALRM,
+        signal.SIGXCPU,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGIO,
+        signal.SIGPWR,
         signal.SIGWINCH,
     }
 )

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -78,6 +79,8 @@ class Agent:
         self._drafts: deque[StepDraft] = deque()
         # What happened before this process was bound.
         self._early: list[Event] = []
+        # Two threads may make their optimizers at once; sockets belong to one of them.
+        self._claiming = threading.Lock()
         self._place: binding.RankPlace | None = None
         self._said_loop = False
         self.gate = Gate()
@@ -342,18 +345,31 @@ class Agent:
 
     def bind(self) -> None:
         """This process trains: take its rank, or go silent if another process has it."""
-        self.gate.bound = True
+        with self._claiming:
+            if not self.gate.bound:
+                self._bind()
+                self.gate.bound = True
+
+    def claim_thread(self) -> None:
+        """The first backward shows which thread's loop is watched; others pass through."""
+        with self._claiming:
+            if self.gate.thread is None:
+                self.gate.thread = threading.get_ident()
+                self.loop.tracks.forget_other_threads()
+                self.loop.lazy = self.faults is None and len(self.loop.tracks.live) <= 1
+
+    def _bind(self) -> None:
         if self._spec is None:
             return
         runtime = Path(self._spec["runtime_directory"])
         attempt = int(self._spec["attempt"])
         binding.restore_environment(self._spec)
-        if binding.descriptors_left() < binding.DESCRIPTORS_NEEDED:
-            say_on_stderr("runs unwatched: too few file descriptors left (ulimit -n)")
-            self.remove()
-            return
         self._place = binding.take_rank(runtime, attempt, self._rank)
         if self._place is None:
+            self.remove()
+            return
+        if binding.descriptors_left() < binding.DESCRIPTORS_NEEDED:
+            say_on_stderr("runs unwatched: too few file descriptors left (ulimit -n)")
             self.remove()
             return
         self.loop.steps_before = self._place.steps
@@ -363,6 +379,8 @@ class Agent:
         self.boundary.connect(self._outbox, Path(self._spec["run_directory"]))
         self._place.write(sequence, self._place.steps)
         atexit.register(self._exit)
+        # What came before (imports, data sets) is no part of the first step.
+        self.loop.phases.restart(time.perf_counter())
         if self.sampling.memory_every:
             self.sampling.sample_memory(self.loop)
         self._tell(binding.describe_process(self._place.process))

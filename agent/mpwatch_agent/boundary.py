@@ -68,7 +68,7 @@ class Boundary:
         Returns:
             The SystemExit that ends the script, or None.
         """
-        if not self._loop.at_boundary():
+        if not self._loop.begun or not self._loop.at_boundary():
             return None
         now = time.perf_counter()
         if self._outbox is not None and now - self._last_look >= LOOK_INTERVAL_S:

@@ -27,6 +27,8 @@ _is_compiling = torch.compiler.is_compiling
 # -1 outside every backward; a nested one (reentrant checkpointing) is no backward of the script's.
 _graph_task = torch._C._current_graph_task_id
 Wrap = Callable[[Any], Any]
+# Scaled losses that no backward has used: kept no longer than this, they hold graphs.
+MAX_UNSCALED = 16
 
 
 def install(table: PatchTable, agent: "Agent") -> list[str]:
@@ -43,6 +45,7 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
         (optimizer, "profile_hook_step", _profile_hook_step(agent)),
         (optimizer, "zero_grad", _zero_grad(agent)),
         (torch.nn.Module, "zero_grad", _module_zero_grad(agent)),
+        (torch.nn.Module, "__getstate__", _module_state(agent)),
         (grad_scaler, "scale", _scale(agent)),
         (grad_scaler, "unscale_", _unscale(agent)),
         (grad_scaler, "step", _scaler_step(agent)),
@@ -76,6 +79,7 @@ def _wrapper(original: Any) -> Callable[[Any], Any]:
 def _backward(agent: "Agent") -> Wrap:
     gate, loop = agent.gate, agent.loop
     bind = agent.guard("binding at a backward", agent.bind)
+    claim = agent.guard("claim of the loop's thread", agent.claim_thread)
     disturbed = agent.faults is not None
     begins = agent.guard("backward", agent.backward_begins if disturbed else loop.backward_begins)
     ends = agent.guard("end of backward", agent.backward_ends if disturbed else loop.backward_ends)
@@ -83,8 +87,15 @@ def _backward(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not gate.open or (gate.compiles and _is_compiling()) or _graph_task() != -1:
+            if (
+                not gate.open
+                or gate.elsewhere()
+                or (gate.compiles and _is_compiling())
+                or _graph_task() != -1
+            ):
                 return original(*args, **kwargs)
+            if gate.thread is None:
+                claim()
             if not gate.bound:
                 bind()
             begins(args[0] if args else kwargs.get("tensors"))
@@ -98,7 +109,10 @@ def _backward(agent: "Agent") -> Wrap:
                     # The next hook does the rest, with caches warm for both.
                     loop.ended_at, loop.ended_well = _clock(), completed
                 else:
-                    ends(completed)
+                    try:
+                        ends(completed)
+                    finally:
+                        loop.windows.in_backward = False
 
         return backward
 
@@ -113,7 +127,7 @@ def _optimizer_made(agent: "Agent") -> Wrap:
         @_wrapper(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 made(self)
 
         return __init__
@@ -134,20 +148,25 @@ def _profile_hook_step(agent: "Agent") -> Wrap:
 
             @_wrapper(hooked)
             def step(*args: Any, **kwargs: Any) -> Any:
-                if not gate.open or (gate.compiles and _is_compiling()):
+                if not gate.open or gate.elsewhere() or (gate.compiles and _is_compiling()):
                     return hooked(*args, **kwargs)
-                if loop.updating is args[0]:
-                    loop.tracks.live[0].depth += 1
-                    loop.windows.stepping += 1
-                else:
-                    begins(args[0])
+                stepping = loop.windows.stepping
                 completed = False
                 try:
+                    if loop.updating is args[0]:
+                        loop.tracks.live[0].depth += 1
+                        loop.windows.stepping += 1
+                    else:
+                        begins(args[0])
                     result = hooked(*args, **kwargs)
                     completed = True
                     return result
                 finally:
-                    ends(args[0], completed)
+                    try:
+                        ends(args[0], completed)
+                    finally:
+                        # Whatever was interrupted where, nothing is left half counted.
+                        loop.step_left(stepping)
 
             step.mpwatch_sees = True
             return step
@@ -166,7 +185,7 @@ def _zero_grad(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not gate.open or (gate.compiles and _is_compiling()):
+            if not gate.open or gate.elsewhere() or (gate.compiles and _is_compiling()):
                 return original(self, *args, **kwargs)
             if not (loop.windows.roots_seen or loop.loader_seen):
                 stop = act()
@@ -193,7 +212,7 @@ def _module_zero_grad(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not gate.open or (gate.compiles and _is_compiling()):
+            if not gate.open or gate.elsewhere() or (gate.compiles and _is_compiling()):
                 return original(self, *args, **kwargs)
             if not (loop.windows.roots_seen or loop.loader_seen):
                 stop = act()
@@ -220,9 +239,11 @@ def _scale(agent: "Agent") -> Wrap:
         @_wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
-            if self._enabled and gate.open and not (gate.compiles and _is_compiling()):
+            if self._enabled and gate.open and not gate.elsewhere():
                 loop.scaler = self
                 loop.scaled = loop.still_scaled = True
+                if len(loop.unscaled) > MAX_UNSCALED:
+                    loop.unscaled.clear()
                 if type(outputs) is torch.Tensor:
                     # Kept until the backward that follows, which reads the value of it.
                     loop.unscaled[id(result)] = (result, outputs)
@@ -242,7 +263,7 @@ def _unscale(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def unscale_(self: Any, optimizer: Any) -> Any:
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 begins(self, optimizer)
             return original(self, optimizer)
 
@@ -260,7 +281,7 @@ def _scaler_step(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not gate.open or (gate.compiles and _is_compiling()):
+            if not gate.open or gate.elsewhere() or (gate.compiles and _is_compiling()):
                 return original(self, optimizer, *args, **kwargs)
             if loop.updating is optimizer and self._enabled:
                 loop.scaler, loop.scaled = self, True
@@ -273,7 +294,10 @@ def _scaler_step(agent: "Agent") -> Wrap:
                 completed = True
                 return result
             finally:
-                ends(self, optimizer, completed)
+                try:
+                    ends(self, optimizer, completed)
+                finally:
+                    loop.in_scaler_step = None
 
         return step
 
@@ -288,7 +312,7 @@ def _update(agent: "Agent") -> Wrap:
         @_wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 updated(self)
             return result
 
@@ -309,7 +333,7 @@ def _clip_norm(agent: "Agent") -> Wrap:
 
         @_wrapper(original)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            if not gate.open or (gate.compiles and _is_compiling()):
+            if not gate.open or gate.elsewhere() or (gate.compiles and _is_compiling()):
                 return original(*args, **kwargs)
             if loop.updating is None:
                 begins()
@@ -329,7 +353,7 @@ def _clip_value(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 begins()
             return original(*args, **kwargs)
 
@@ -346,7 +370,7 @@ def _loader_next(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def __next__(self: Any) -> Any:
-            if not gate.open or (gate.compiles and _is_compiling()):
+            if not gate.open or gate.elsewhere() or (gate.compiles and _is_compiling()):
                 return original(self)
             stop = begins()
             if stop is not None:
@@ -370,10 +394,10 @@ def _compile(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 compiles(None)
             result = original(*args, **kwargs)
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 compiles(result)
             return result
 
@@ -389,7 +413,7 @@ def _jit(agent: "Agent", name: str) -> Wrap:
     def make(original: Any) -> Any:
         @_wrapper(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if gate.open and not (gate.compiles and _is_compiling()):
+            if gate.open and not gate.elsewhere() and not (gate.compiles and _is_compiling()):
                 # Scripting compiles a module's hooks with it, and ours are not TorchScript.
                 release(f"the script uses {name}")
             return original(*args, **kwargs)
@@ -425,5 +449,21 @@ def _closerange(agent: "Agent") -> Wrap:
             original(fd_low, fd_high)
 
         return closerange
+
+    return make
+
+
+def _module_state(agent: "Agent") -> Wrap:
+    clean = agent.guard("state of a module", agent.roots.without_hooks)
+
+    def make(original: Any) -> Any:
+        @_wrapper(original)
+        def __getstate__(self: Any) -> Any:
+            state = original(self)
+            if state.get("_forward_pre_hooks"):
+                clean(state)
+            return state
+
+        return __getstate__
 
     return make

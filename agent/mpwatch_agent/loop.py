@@ -56,6 +56,8 @@ class Loop:
         self._batch: Any = None
         self._drew = False
         self.loader_seen = False
+        # A backward has been seen: which thread the loop is in is known.
+        self.begun = False
         # Drafts that wait for the scaler's update, by their optimizer's serial number.
         self._pending: dict[int, StepDraft] = {}
         # A scaler took part since its last update.
@@ -140,12 +142,14 @@ class Loop:
         micro = windows.micro
         if micro is None or micro.backwards:
             micro = windows.micro = MicroBatch()
-        if micro.samples is None:
+        if not micro.backwards:
+            # Of several forwards before the backward the last one counts.
             micro.samples, micro.tokens = sizes
 
     def backward_begins(self, tensors: Any) -> None:
         """An outermost backward starts."""
         self.updating = None
+        self.begun = True
         if self.ended_at is not None or self.forward is not None:
             self.settle()
         windows, phases = self.windows, self.phases
@@ -237,6 +241,21 @@ class Loop:
             reading = self.reader.read(scale)
             self._scale_known = (id(scale), scale._version, reading)
         return reading
+
+    def carries_scale(self, optimizer: Any) -> bool:
+        """Whether the gradients of `optimizer` carry the loss scale now."""
+        if len(self.tracks.live) == 1 or not self.scaled or self.scaler is None:
+            return self.still_scaled
+        # With several optimizers one unscale clears the flag of all: ask the scaler.
+        state = self.scaler._per_optimizer_states.get(id(optimizer))
+        return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY
+
+    def step_left(self, stepping: int) -> None:
+        """An optimizer's step was left, `stepping` others still run around it."""
+        self.windows.stepping = stepping
+        if not stepping:
+            for track in self.tracks.live:
+                track.depth = 0
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` was entered."""
@@ -339,6 +358,7 @@ class Loop:
         draft.scale_before = self.scale_reading() if self.scaled else None
         draft.learning_rates = _learning_rates(optimizer)
         track.whole, self.updating = False, None
+        self.unscaled.clear()
         self.sampling.after_update(self, track, draft)
         if track is self.tracks.leader:
             self._round = self._since_leader if track.steps > 1 else None

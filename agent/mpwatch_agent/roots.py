@@ -42,6 +42,9 @@ class RootHook:
         # A deep copy (EMA, target network) carries this hook and is not the root.
         if (gate.compiles and _is_compiling()) or self._module() is not module or not gate.open:
             return
+        # Another thread's, or a trace that would record our reading of shapes.
+        if gate.elsewhere() or torch._C._is_tracing():
+            return
         training = module.training and torch.is_grad_enabled()
         inside = loop.ended_at is not None or loop.windows.unstepped
         if training and inside and loop.lazy and loop.forward is None and not gate.modes:
@@ -187,6 +190,8 @@ class Roots:
     def release(self, reason: str) -> None:
         """Take every hook off plain modules, for good."""
         self.stop_search()
+        # Without their hooks micro-batches are told apart by backwards alone.
+        self._loop.windows.roots_seen = False
         had = [handle for plain, handle in self._handles if plain]
         for handle in had:
             handle.remove()
@@ -194,6 +199,15 @@ class Roots:
         note = f"{reason}: no hook stays on plain modules, whose forward is timed from the data on"
         if note not in self.notes:
             self.notes.append(note)
+
+    def without_hooks(self, state: dict[str, Any]) -> None:
+        """Take our hook out of a module's state that is being pickled or copied."""
+        hooks = state["_forward_pre_hooks"]
+        ours = [key for key, hook in hooks.items() if type(hook) is RootHook]
+        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs") if ours else ():
+            state[name] = type(state[name])(
+                (key, value) for key, value in state[name].items() if key not in ours
+            )
 
     def remove(self) -> None:
         """Take everything off (detaching)."""

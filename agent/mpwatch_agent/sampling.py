@@ -48,7 +48,8 @@ class Sampling:
         start = time.perf_counter()
         norm = norm_of(gradients_of(optimizer))
         if norm is not None:
-            self._norms[track.serial] = (loop.reader.read(norm), loop.still_scaled)
+            scaled = loop.carries_scale(optimizer)
+            self._norms[track.serial] = (loop.reader.read(norm), scaled)
         self._gate.sampled_s += time.perf_counter() - start
 
     def clip_begins(self, loop: "Loop") -> None:
@@ -62,7 +63,8 @@ class Sampling:
 
     def clip_ends(self, loop: "Loop", norm: Any, norm_type: Any) -> None:
         """A clip returned the norm it found, at no cost to us."""
-        if norm_type == 2:
+        # One is enough to report, two to know that neither is the whole norm.
+        if norm_type == 2 and len(self._clips) < 2:
             self._clips.append((loop.reader.keep(norm), loop.still_scaled))
 
     def after_update(self, loop: "Loop", track: OptimizerTrack, draft: StepDraft) -> None:

@@ -6,6 +6,7 @@ itself and said once; exceptions that belong to the script (Ctrl+C, its own sign
 
 import inspect
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -29,7 +30,7 @@ class Gate:
     the part of it for what is only done on sampled steps.
     """
 
-    __slots__ = ("bound", "compiles", "modes", "open", "own_s", "sampled_s")
+    __slots__ = ("bound", "compiles", "modes", "open", "own_s", "sampled_s", "thread")
 
     def __init__(self) -> None:
         self.open = False
@@ -39,8 +40,14 @@ class Gate:
         self.compiles = False
         # Some dispatch or function mode was entered: only then need one be looked for.
         self.modes = False
+        # The thread of the watched loop, once a backward has shown it.
+        self.thread: int | None = None
         self.own_s = 0.0
         self.sampled_s = 0.0
+
+    def elsewhere(self) -> bool:
+        """Whether this is another thread than the watched loop's: its calls pass through."""
+        return self.thread is not None and self.thread != threading.get_ident()
 
 
 class Shield:
@@ -57,7 +64,7 @@ class Shield:
 
         def mpwatch_guarded(*args: Any) -> Any:
             nonlocal alive
-            if not alive:
+            if not alive or gate.elsewhere():
                 return None
             callback = _set_eval_frame(None) if gate.compiles else None
             start = _clock()
@@ -99,18 +106,19 @@ def _belongs_to_script(error: BaseException) -> bool:
         handlers.add(getattr(handler, "__code__", None))
         handlers.add(getattr(getattr(handler, "__func__", None), "__code__", None))
     handlers.discard(None)
-    before = None
+    before: list[FrameType] = []
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_code in handlers or (before is not None and _was_given(frame, before)):
+        if frame.f_code in handlers or _was_given(frame, before):
             return True
-        before, trace = frame, trace.tb_next
+        before.append(frame)
+        trace = trace.tb_next
     return False
 
 
-def _was_given(frame: FrameType, before: FrameType) -> bool:
-    """Whether `frame` runs with `before`, the frame it interrupted, as an argument.
+def _was_given(frame: FrameType, before: list[FrameType]) -> bool:
+    """Whether `frame` runs with one of `before`, the frame it interrupted, as an argument.
 
     Only signal handlers are called like that, whatever kind of callable they are and whether or
     not they are still installed.
@@ -119,7 +127,7 @@ def _was_given(frame: FrameType, before: FrameType) -> bool:
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     values = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
     flat = [item for value in values for item in (value if type(value) is tuple else (value,))]
-    return any(item is before for item in flat)
+    return any(item is earlier for item in flat for earlier in before)
 
 
 def invisible_to_dynamo(function: _F) -> _F:

@@ -5,6 +5,7 @@ it. Probes are a few of its parameters whose gradients tell, in a fraction of a 
 whether a backward reached this optimizer and whether its gradients were cleared.
 """
 
+import threading
 import weakref
 from typing import Any
 
@@ -48,6 +49,7 @@ class OptimizerTrack:
     def __init__(self, optimizer: Any, serial: int) -> None:
         self.ref = weakref.ref(optimizer)
         self.serial = serial
+        self.thread = threading.get_ident()
         self.index: int | None = None
         self.name = type(optimizer).__name__
         self.window: list[MicroBatch] = []
@@ -134,8 +136,21 @@ class Tracks:
             self.live = list(self._by_id.values())
         return track
 
+    def forget_other_threads(self) -> None:
+        """Keep what this thread or the main one made.
+
+        Looking at gradients that another thread's backward is writing would end the process.
+        """
+        mine = (threading.get_ident(), threading.main_thread().ident)
+        self._by_id = {k: t for k, t in self._by_id.items() if t.thread in mine}
+        self.live = list(self._by_id.values())
+
     def number(self, track: OptimizerTrack) -> int:
         """Give `track` its index at its first step; the first of all leads."""
+        if track.index is None and self.leader is not None and self.leader.ref() is None:
+            # A new optimizer per epoch or fold: it goes on where the dead one stopped.
+            track.index, track.steps = 0, self.leader.steps
+            self.leader = track
         if track.index is None:
             track.index = self._stepped
             self._stepped += 1

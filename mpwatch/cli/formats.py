@@ -41,7 +41,11 @@ def moment(seconds: float | None) -> str:
     """A time since the epoch in local time."""
     if not seconds:
         return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        # A damaged or hostile file: no date, and no reason to hide the other runs.
+        return "-"
 
 
 def number(value: float | None) -> str:

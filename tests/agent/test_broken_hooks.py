@@ -51,6 +51,8 @@ NOT_REACHED = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "os.closerange",
+    "state of a module",
+    "claim of the loop's thread",
     "command in a watched loop",
     "torch.compile",
     "torch.jit.script",
