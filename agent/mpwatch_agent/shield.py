@@ -146,3 +146,7 @@ def invisible_to_dynamo(function: _F) -> _F:
         # compiled code, where Dynamo may compile the wrapper.
         return function
     return function
+
+
+# Called from wrappers, where Dynamo would take it for a frame of the script's.
+invisible_to_dynamo(Gate.elsewhere)

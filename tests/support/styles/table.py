@@ -73,7 +73,12 @@ STYLES: tuple[Style, ...] = (
         compiled=True,
         notes="No eager root forward: each outermost backward is a micro-batch.",
     ),
-    _style("compiled_step.py", compiled=True, own_interpreter=True),
+    _style(
+        "compiled_step.py",
+        compiled=True,
+        own_interpreter=True,
+        known="Dynamo sees one more frame: our zero_grad stands outside torch's own disabled one",
+    ),
     _style("compiled_optimizer.py", compiled=True),
     _style("loader_workers.py fork"),
     _style("loader_workers.py spawn", own_interpreter=True),
