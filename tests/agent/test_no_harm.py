@@ -75,6 +75,59 @@ for _ in range(4):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     train(3)
 """,
+    "two threads train at once": """
+import threading
+train(2)
+ends = {}
+def alone(name):
+    torch.set_num_threads(1)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    for number, parameter in enumerate(net.parameters()):
+        torch.nn.init.constant_(parameter, 0.01 * (number + 1))
+    own = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(1500):
+        loss = (net(torch.ones(2, 4)) - 1).pow(2).mean()
+        loss.backward()
+        own.step()
+        own.zero_grad()
+    ends[name] = loss.item().hex()
+threads = [threading.Thread(target=alone, args=(name,)) for name in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sorted(ends.items()))
+train(2)
+""",
+    "a whole model saved in mid-training": """
+import hashlib, io
+train(3)
+file = io.BytesIO()
+torch.save(model, file)
+print(hashlib.sha256(file.getvalue()).hexdigest())
+names = [torch.nn.Sequential, torch.nn.Linear, torch.nn.ReLU, set]
+torch.serialization.add_safe_globals(names)
+file.seek(0)
+print(torch.load(file, weights_only=True))
+train(2)
+""",
+    "a traced module's graph": """
+train(3)
+print(torch.jit.trace_module(model, {"forward": torch.zeros(1, 4)}).graph)
+train(2)
+""",
+    "scaled losses without a backward": """
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+alive = []
+for _ in range(40):
+    loss = model(torch.ones(2, 4)).pow(2).mean()
+    alive.append(weakref.ref(loss))
+    gradients = torch.autograd.grad(scaler.scale(loss), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.grad = gradient / 4
+    optimizer.step()
+del loss
+print(sum(reference() is not None for reference in alive))
+train(2)
+""",
     "a deep copy trained beside": """
 import copy
 train(2)
@@ -120,6 +173,23 @@ def test_a_script_cannot_tell(tmp_path: Path, forge: Forge, name: str) -> None:
     assert watched == plain
     assert listener.of(HookDisabled) == []
     assert listener.steps()
+
+
+def test_an_optimizer_per_epoch_goes_on_counting(tmp_path: Path, forge: Forge) -> None:
+    """Limits and totals follow the loop, not one optimizer object."""
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + SCRIPTS["an optimizer per epoch"])
+    directory = tmp_path / "watched"
+    directory.mkdir()
+    with listening(directory) as listener:
+        spec = specification(directory, max_steps=8)
+        process = forge.run(script, directory, specification=spec)
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    assert process.returncode == 0
+    assert process.communicate()[0].count(b"\n") == 8
+    assert [step.step for step in listener.steps()] == list(range(1, 9))
 
 
 @pytest.mark.parametrize("text", [CLOSES, FEW_DESCRIPTORS], ids=["closed", "few"])
