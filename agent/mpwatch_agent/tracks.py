@@ -65,6 +65,14 @@ class OptimizerTrack:
         # Weak: whoever drops a model gets its memory back.
         self._probed = [weakref.ref(p) for p in _spread(_trainable(optimizer))]
 
+    def takes_over(self, dead: "OptimizerTrack") -> bool:
+        """Whether this optimizer has a parameter that the dead one had as well."""
+        optimizer = self.ref()
+        theirs = [reference() for reference in dead._probed]
+        return optimizer is not None and any(
+            mine is other for mine in _trainable(optimizer) for other in theirs
+        )
+
     def probe(self) -> list[Probe]:
         """(identity, version) of each probed gradient, None where there is none."""
         states: list[Probe] = []
@@ -147,9 +155,11 @@ class Tracks:
 
     def number(self, track: OptimizerTrack) -> int:
         """Give `track` its index at its first step; the first of all leads."""
-        if track.index is None and self.leader is not None and self.leader.ref() is None:
-            # A new optimizer per epoch or fold: it goes on where the dead one stopped.
-            track.index, track.steps = 0, self.leader.steps
+        leader = self.leader
+        dead = leader is not None and leader.ref() is None
+        if track.index is None and leader is not None and dead and track.takes_over(leader):
+            # A new optimizer per epoch for the same model goes on where the dead one stopped.
+            track.index, track.steps = 0, leader.steps
             self.leader = track
         if track.index is None:
             track.index = self._stepped
