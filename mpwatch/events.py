@@ -271,6 +271,22 @@ class SystemSampled(Event, frozen=True, kw_only=True):
     gpus: tuple[GpuSampled, ...] = ()
 
 
+class OutputLine(Event, frozen=True, kw_only=True):
+    """A line that the script printed, as a terminal would show it: text only, no escapes.
+
+    `number` counts lines from 0. A number told again replaces the text told before: a progress bar
+    draws its line anew. `unfinished` lines are still being drawn and will be told again. `offset`
+    counts bytes of the output: those before it are told in full. `left_out` lines before this one
+    were not told, since output came faster than it is recorded; they stand in `output.log`.
+    """
+
+    text: str
+    number: int
+    offset: int
+    left_out: int = 0
+    unfinished: bool = False
+
+
 KINDS: Final[dict[str, type[Event]]] = {
     str(cls.__struct_config__.tag): cls for cls in Event.__subclasses__()
 }

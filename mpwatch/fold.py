@@ -93,6 +93,7 @@ _HANDLERS: Final[dict[type[events.Event], _Handler]] = {
     events.JobRecovered: fold_jobs.job_recovered,
     events.SystemSampled: fold_jobs.system_sampled,
     events.FramesMissing: fold_jobs.frames_missing,
+    events.OutputLine: fold_jobs.output_line,
 }
 
 _state_encoder: Final = msgspec.msgpack.Encoder()

@@ -86,3 +86,10 @@ def system_sampled(state: FoldState, frame: Frame, event: events.SystemSampled) 
 def frames_missing(state: FoldState, frame: Frame, event: events.FramesMissing) -> None:
     """A gap in a rank's frames."""
     state.missing_frames += event.count
+
+
+def output_line(state: FoldState, frame: Frame, event: events.OutputLine) -> None:
+    """A line of the script's output; a successor of this hub goes on behind it."""
+    if not event.unfinished and event.number >= state.output_lines:
+        state.output_lines = event.number + 1
+        state.output_offset = event.offset

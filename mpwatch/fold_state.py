@@ -212,6 +212,9 @@ class FoldState(msgspec.Struct):
     rejected: dict[str, int] = {}
     record_dropped: int = 0
     record_error: str | None = None
+    # Where the telling of the script's output goes on: a byte, and the line that begins there.
+    output_offset: int = 0
+    output_lines: int = 0
 
 
 def rank_of(state: FoldState, frame: Frame) -> RankState:

@@ -20,6 +20,7 @@ from mpwatch.events import (
     JobRecovered,
     JobStalled,
     JobStarted,
+    OutputLine,
     StepFinished,
     SystemSampled,
 )
@@ -43,6 +44,7 @@ _OF_THE_HUB: Final = frozenset(
         JobRecovered,
         JobStalled,
         JobStarted,
+        OutputLine,
         SystemSampled,
     }
 )

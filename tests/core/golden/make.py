@@ -99,6 +99,7 @@ EXAMPLES: tuple[Event, ...] = (
             ),
         ),
     ),
+    events.OutputLine(text="loss 1.5", number=3, offset=40, left_out=2, unfinished=True),
 )
 
 
