@@ -21,6 +21,8 @@ from mpwatch.errors import EXIT_OK, MpwatchError, UsageError
 
 VERBS: Final = {
     "run": ("mpwatch.cli.run", "supervise a training script or any command"),
+    "attach": ("mpwatch.cli.attach", "watch a running job in the terminal; it never notices"),
+    "replay": ("mpwatch.cli.replay", "the same screen on the record of a run"),
     "ls": ("mpwatch.cli.ls", "list the runs of this directory"),
     "show": ("mpwatch.cli.show", "summary of one run, running or ended"),
     "tail": ("mpwatch.cli.tail", "print a run's events as they come"),
