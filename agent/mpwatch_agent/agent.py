@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from mpwatch.events import (
     AgentExited,
     Event,
     HookDisabled,
-    LoopFound,
-    OptimizerDescribed,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 from mpwatch_agent import binding, hooks
@@ -31,9 +29,11 @@ from mpwatch_agent.faulting import Faults
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.outbox import Outbox
 from mpwatch_agent.patches import PatchTable
+from mpwatch_agent.reports import Reports, loop_found
 from mpwatch_agent.roots import Roots
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
+from mpwatch_agent.steering import Steering
 from mpwatch_agent.windows import sizes_of
 
 # How long the end of the script may wait for the hub to take the last events.
@@ -75,21 +75,18 @@ class Agent:
         self._spec = spec
         self._pid = os.getpid()
         self._rank = binding.number_from("RANK", 0)
-        self._outbox: Outbox | None = None
-        self._drafts: deque[StepDraft] = deque()
-        # What happened before this process was bound.
-        self._early: list[Event] = []
         # Two threads may make their optimizers at once; sockets belong to one of them.
         self._claiming = threading.Lock()
-        self._place: binding.RankPlace | None = None
         self._said_loop = False
         self.gate = Gate()
+        self.reports = Reports(self.gate)
         self._shield = Shield(self.gate, self._hook_failed)
         self.guard = self._shield.guard
+        self.steering = Steering(self.gate)
         self.sampling = Sampling(
             self.gate, settings.get("grad_norm_every"), settings.get("memory_every")
         )
-        self.loop = Loop(self._step_over, self._tell, self.sampling)
+        self.loop = Loop(self._step_over, self.reports.tell, self.sampling)
         self.boundary = Boundary(self.loop, self.flush, settings.get("max_steps"))
         self.roots = Roots(
             self.guard("forward of a root", self.forward_begins), self.guard, self.gate, self.loop
@@ -98,6 +95,9 @@ class Agent:
         self._table = PatchTable()
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
+        self._gradients_whole = self.guard_steering(
+            "steering at whole gradients", self.steering.gradients_whole
+        )
         self._act_for_watch = self.guard("command in a watched loop", self.act)
 
     def _make_faults(self, texts: list[str]) -> Faults | None:
@@ -107,7 +107,7 @@ class Agent:
             return None
         runtime = Path(self._spec["runtime_directory"])
         directory = Path(self._spec["run_directory"])
-        return Faults(mine, self.loop, self.roots, runtime, directory, self._tell_at_once)
+        return Faults(mine, self.loop, self.roots, runtime, directory, self.tell_at_once)
 
     def install(self) -> None:
         """Put the hooks on."""
@@ -146,7 +146,8 @@ class Agent:
 
     def descriptors_close(self, low: int, high: int) -> None:
         """The script closes descriptors wholesale; without its own, libzmq ends the process."""
-        if self._outbox is not None and self._outbox.holds_descriptor(low, high):
+        outbox = self.reports.outbox
+        if outbox is not None and outbox.holds_descriptor(low, high):
             say_on_stderr("goes on unwatched: the script closes all file descriptors")
             self.detach()
 
@@ -253,9 +254,15 @@ class Agent:
         if faults is not None:
             faults.before_update()
         if not track.whole:
+            if self.gate.steers:
+                self._gradients_whole(optimizer)
             self.loop.before_update(track, optimizer)
         if faults is not None:
             faults.phase_begins("optimizer")
+
+    def guard_steering(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Guard a function of `steering`: if it fails, the loop is the script's own again."""
+        return self._shield.guard_steering(name, function, self.steering.abandon)
 
     def _leads(self, optimizer: Any) -> bool:
         leader = self.loop.tracks.leader
@@ -268,78 +275,28 @@ class Agent:
             self.sampling.step_over(self.loop, draft)
             if self.roots.searching:
                 self.roots.step_seen()
-            self._describe_loop(draft)
-        outbox = self._outbox
-        if outbox is None and self.gate.bound:
-            return
-        # Made into events with the next batch: together they find warm caches.
-        self._drafts.append(draft)
-        if draft.unusual() or outbox is None or outbox.due(time.perf_counter()):
-            self.flush()
+            # Once two windows were seen, what there is of a loop is known.
+            if not self._said_loop and draft.step - self.loop.steps_before >= 2:
+                self._say_loop()
+        self.reports.step(draft, self.loop.steps)
 
-    def _describe_loop(self, draft: StepDraft) -> None:
-        """Say what was found of the loop: once two windows were seen."""
-        if self._said_loop or draft.step - self.loop.steps_before < 2:
-            return
+    def _say_loop(self) -> None:
         self._said_loop = True
-        self._tell(self._loop_found())
+        self.reports.tell(loop_found(self.loop, self.roots, self.gate.compiles))
 
-    def _loop_found(self) -> LoopFound:
-        described = []
-        for track in self.loop.tracks.live:
-            optimizer = track.ref()
-            if optimizer is not None and track.index is not None:
-                params = [p for group in optimizer.param_groups for p in group["params"]]
-                described.append(
-                    OptimizerDescribed(
-                        index=track.index,
-                        name=track.name,
-                        parameter_tensors=len(params),
-                        parameters=sum(p.numel() for p in params),
-                    )
-                )
-        scaler = self.loop.scaler
-        return LoopFound(
-            optimizers=tuple(sorted(described, key=lambda d: d.index))[:64],
-            roots=self.roots.names(),
-            device=str(self.loop.device or "cpu"),
-            scaler=None if scaler is None else type(scaler).__name__,
-            compiled=self.gate.compiles,
-            notes=tuple(clean_text(note, 300) for note in self.roots.notes[:20]),
-        )
-
-    def _release(self, wait: bool = False) -> None:
-        """Turn drafts whose readings have arrived into events, in their order."""
-        while self._drafts and (wait or self._drafts[0].ready()):
-            draft = self._drafts.popleft()
-            if wait and draft.mark is not None:
-                draft.mark.synchronize()
-            if self._outbox is not None:
-                self._outbox.put(draft.finish(), draft.time)
-
-    def _tell(self, event: Event) -> None:
-        if self._outbox is not None:
-            self._release()
-            self._outbox.put(event)
-        elif not self.gate.bound:
-            self._early.append(event)
-
-    def _tell_at_once(self, event: Event) -> None:
-        self._tell(event)
+    def tell_at_once(self, event: Event) -> None:
+        """Send `event` and what waits, now."""
+        self.reports.tell(event)
         self.flush()
 
     def flush(self) -> None:
         """Send what waits, now."""
-        if self._outbox is not None:
-            self._release()
-            self._outbox.send(time.perf_counter())
-            if self._place is not None:
-                self._place.write(self._outbox.sequence, self.loop.steps)
+        self.reports.flush(self.loop.steps)
 
     def _hook_failed(self, hook: str, error: str) -> None:
         error = clean_text(error, 300)
         say_on_stderr(f"hook {hook} switched itself off: {error}")
-        self._tell_at_once(HookDisabled(hook=hook, error=error))
+        self.tell_at_once(HookDisabled(hook=hook, error=error))
 
     # --- binding ----------------------------------------------------------------------------
 
@@ -364,28 +321,24 @@ class Agent:
         runtime = Path(self._spec["runtime_directory"])
         attempt = int(self._spec["attempt"])
         binding.restore_environment(self._spec)
-        self._place = binding.take_rank(runtime, attempt, self._rank)
-        if self._place is None:
+        place = binding.take_rank(runtime, attempt, self._rank)
+        if place is None:
             self.remove()
             return
         if binding.descriptors_left() < binding.DESCRIPTORS_NEEDED:
             say_on_stderr("runs unwatched: too few file descriptors left (ulimit -n)")
             self.remove()
             return
-        self.loop.steps_before = self._place.steps
+        self.loop.steps_before = place.steps
         endpoint = rendezvous.agent_endpoint(runtime)
-        run, sequence = str(self._spec["run_id"]), self._place.sequence
-        self._outbox = Outbox(endpoint, run, attempt, self._rank, sequence)
-        self.boundary.connect(self._outbox, Path(self._spec["run_directory"]))
-        self._place.write(sequence, self._place.steps)
+        outbox = Outbox(endpoint, str(self._spec["run_id"]), attempt, self._rank, place.sequence)
+        self.boundary.connect(outbox, Path(self._spec["run_directory"]))
         atexit.register(self._exit)
         # What came before (imports, data sets) is no part of the first step.
         self.loop.phases.restart(time.perf_counter())
         if self.sampling.memory_every:
             self.sampling.sample_memory(self.loop)
-        self._tell(binding.describe_process(self._place.process))
-        for event in self._early:
-            self._tell(event)
+        self.reports.connect(outbox, place, binding.describe_process(place.process))
         self.flush()
 
     # --- the end ----------------------------------------------------------------------------
@@ -393,14 +346,11 @@ class Agent:
     def _forked(self) -> None:
         """In a forked child: no hook acts, no socket is touched, nothing is said."""
         self.gate.open = False
-        if self._outbox is not None:
-            self._outbox.abandon()
-            self._outbox = None
-        self._drafts.clear()
+        self.reports.abandon()
 
     def _exit(self, error: BaseException | None = None) -> None:
         """At the interpreter's end (or when detached), in the process that was bound."""
-        if os.getpid() != self._pid or self._outbox is None:
+        if os.getpid() != self._pid or self.reports.outbox is None:
             return
         with contextlib.suppress(Exception):
             self.gate.open = False
@@ -408,13 +358,15 @@ class Agent:
                 self.faults.at_exit()
             left_open = self.loop.end()
             self.boundary.at_exit()
-            self._release(wait=True)
+            self.reports.release(wait=True)
             if not self._said_loop:
-                self._tell(self._loop_found())
+                self._say_loop()
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.
-            self._tell(self._last_words(error or getattr(sys, "last_value", None), left_open))
+            self.reports.tell(
+                self._last_words(error or getattr(sys, "last_value", None), left_open)
+            )
             self.flush()
-        outbox, self._outbox = self._outbox, None
+        outbox, self.reports.outbox = self.reports.outbox, None
         with contextlib.suppress(Exception):
             outbox.close(EXIT_LINGER_S)
 

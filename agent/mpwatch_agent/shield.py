@@ -17,6 +17,7 @@ from torch._C._dynamo import eval_frame
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _clock = time.perf_counter
+_is_compiling = torch.compiler.is_compiling
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
 # What a callback of Dynamo's would do to our frames is prevented while our part runs.
@@ -30,7 +31,7 @@ class Gate:
     the part of it for what is only done on sampled steps.
     """
 
-    __slots__ = ("bound", "compiles", "modes", "open", "own_s", "sampled_s", "thread")
+    __slots__ = ("bound", "compiles", "modes", "open", "own_s", "sampled_s", "steers", "thread")
 
     def __init__(self) -> None:
         self.open = False
@@ -40,10 +41,18 @@ class Gate:
         self.compiles = False
         # Some dispatch or function mode was entered: only then need one be looked for.
         self.modes = False
+        # Something changes the loop because it was asked to (`steering`).
+        self.steers = False
         # The thread of the watched loop, once a backward has shown it.
         self.thread: int | None = None
         self.own_s = 0.0
         self.sampled_s = 0.0
+
+    def passes(self) -> bool:
+        """Whether a hook is to do nothing: closed, compiling, or not the loop's thread."""
+        if not self.open or (self.compiles and _is_compiling()):
+            return True
+        return self.thread is not None and self.thread != threading.get_ident()
 
     def elsewhere(self) -> bool:
         """Whether this is another thread than the watched loop's: its calls pass through."""
@@ -87,6 +96,21 @@ class Shield:
                     _set_eval_frame(callback)
 
         return invisible_to_dynamo(mpwatch_guarded)
+
+    def guard_steering(
+        self, name: str, function: Callable[..., Any], abandon: Callable[[str], None]
+    ) -> Callable[..., Any]:
+        """As `guard`; a failure also gives the loop back to the script."""
+
+        def steer(*args: Any) -> Any:
+            try:
+                return function(*args)
+            except BaseException as error:
+                if not _belongs_to_script(error):
+                    abandon(f"{name} failed: {type(error).__name__}: {error}")
+                raise
+
+        return self.guard(name, steer)
 
     def _report(self, name: str, text: str) -> None:
         try:
@@ -150,3 +174,4 @@ def invisible_to_dynamo(function: _F) -> _F:
 
 # Called from wrappers, where Dynamo would take it for a frame of the script's.
 invisible_to_dynamo(Gate.elsewhere)
+invisible_to_dynamo(Gate.passes)

@@ -89,7 +89,9 @@ def test_the_list_of_hooks_is_complete(tmp_path: Path) -> None:
     run_all(tmp_path, "small_loop.py", "Exception", ["none"])
     names = (tmp_path / "0" / "names").read_text().splitlines()
     reached = {hook for hooks in REACHED.values() for hook in hooks}
-    assert set(names) == {*reached, *NOT_REACHED}
+    # What steers a loop fails in its own way, and has its own tests.
+    observing = {name for name in names if not name.startswith("steering ")}
+    assert observing == {*reached, *NOT_REACHED}
     assert len(names) == len(set(names))
 
 

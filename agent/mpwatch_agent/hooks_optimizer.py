@@ -1,0 +1,128 @@
+"""Wrappers around an optimizer's life: made, its step, its gradients cleared.
+
+Thin and all the same: a flag test, our guarded part, the original outside every `try` of ours,
+our guarded part again. `hooks` puts them on.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from mpwatch_agent.wrapping import Wrap, wrapper
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+
+def optimizer_made(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    made = agent.guard("Optimizer.__init__", agent.optimizer_made)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if not gate.passes():
+                made(self)
+
+        return __init__
+
+    return make
+
+
+def profile_hook_step(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loop = agent.loop
+    begins = agent.guard("Optimizer.step", agent.step_begins)
+    ends = agent.guard("end of Optimizer.step", agent.step_ends)
+    swallows = agent.guard_steering("steering at step", agent.steering.swallows_step)
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def profile_hook_step(func: Any) -> Any:
+            hooked = original(func)
+
+            @wrapper(hooked)
+            def step(*args: Any, **kwargs: Any) -> Any:
+                if gate.passes():
+                    return hooked(*args, **kwargs)
+                if gate.steers and swallows(args[0], args[1:], kwargs):
+                    return None
+                stepping = loop.windows.stepping
+                completed = False
+                try:
+                    if loop.updating is args[0]:
+                        loop.tracks.live[0].depth += 1
+                        loop.windows.stepping += 1
+                    else:
+                        begins(args[0])
+                    result = hooked(*args, **kwargs)
+                    completed = True
+                    return result
+                finally:
+                    try:
+                        ends(args[0], completed)
+                    finally:
+                        # Whatever was interrupted where, nothing is left half counted.
+                        loop.step_left(stepping)
+
+            step.mpwatch_sees = True
+            return step
+
+        return profile_hook_step
+
+    return make
+
+
+def zero_grad(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loop = agent.loop
+    act = agent.guard("command at zero_grad", agent.act)
+    cleared = agent.guard("Optimizer.zero_grad", loop.optimizer_cleared)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if gate.passes():
+                return original(self, *args, **kwargs)
+            if not (loop.windows.roots_seen or loop.loader_seen):
+                stop = act()
+                if stop is not None:
+                    raise stop
+            result = original(self, *args, **kwargs)
+            if loop.windows.clears_by_hook and loop.at_rest():
+                return result
+            cleared(self)
+            return result
+
+        return zero_grad
+
+    return make
+
+
+def module_zero_grad(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loop = agent.loop
+    act = agent.guard("command at zero_grad of a module", agent.act)
+    look = agent.guard("probes", loop.probes)
+    cleared = agent.guard("Module.zero_grad", loop.windows.module_cleared)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if gate.passes():
+                return original(self, *args, **kwargs)
+            if not (loop.windows.roots_seen or loop.loader_seen):
+                stop = act()
+                if stop is not None:
+                    raise stop
+            if loop.windows.clears_by_hook and loop.at_rest():
+                return original(self, *args, **kwargs)
+            before = look()
+            result = original(self, *args, **kwargs)
+            if before:
+                cleared(before)
+            return result
+
+        return zero_grad
+
+    return make

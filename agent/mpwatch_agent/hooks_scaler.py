@@ -1,0 +1,159 @@
+"""Wrappers around what changes gradients before the step: the loss scaler and clipping.
+
+Thin and all the same: a flag test, our guarded part, the original outside every `try` of ours,
+our guarded part again. `hooks` puts them on.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpwatch_agent.wrapping import Wrap, wrapper
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+# Scaled losses that no backward has used: kept no longer than this, they hold graphs.
+MAX_UNSCALED = 16
+
+
+def scale(agent: "Agent") -> Wrap:
+    gate, loop = agent.gate, agent.loop
+    several = agent.guard("GradScaler.scale", loop.losses_scaled)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def scale(self: Any, outputs: Any) -> Any:
+            result = original(self, outputs)
+            if self._enabled and gate.open and not gate.elsewhere():
+                loop.scaler = self
+                loop.scaled = loop.still_scaled = True
+                if len(loop.unscaled) > MAX_UNSCALED:
+                    loop.unscaled.clear()
+                if type(outputs) is torch.Tensor:
+                    # Kept until the backward that follows, which reads the value of it.
+                    loop.unscaled[id(result)] = (result, outputs)
+                else:
+                    several(outputs, result)
+            return result
+
+        return scale
+
+    return make
+
+
+def unscale(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("GradScaler.unscale_", agent.unscale_begins)
+    swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def unscale_(self: Any, optimizer: Any) -> Any:
+            if not gate.passes():
+                if gate.steers and swallows(self, optimizer):
+                    return None
+                begins(self, optimizer)
+            return original(self, optimizer)
+
+        return unscale_
+
+    return make
+
+
+def scaler_step(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loop = agent.loop
+    begins = agent.guard("GradScaler.step", agent.scaler_step_begins)
+    ends = agent.guard("end of GradScaler.step", agent.loop.scaler_step_ends)
+    swallows = agent.guard_steering(
+        "steering at GradScaler.step", agent.steering.swallows_scaler_step
+    )
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if gate.passes():
+                return original(self, optimizer, *args, **kwargs)
+            if gate.steers and swallows(self, optimizer):
+                return None
+            if loop.updating is optimizer and self._enabled:
+                loop.scaler, loop.scaled = self, True
+                loop.in_scaler_step = loop.tracks.live[0]
+            else:
+                begins(self, optimizer)
+            completed = False
+            try:
+                result = original(self, optimizer, *args, **kwargs)
+                completed = True
+                return result
+            finally:
+                try:
+                    ends(self, optimizer, completed)
+                finally:
+                    loop.in_scaler_step = None
+
+        return step
+
+    return make
+
+
+def update(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    updated = agent.guard("GradScaler.update", agent.scaler_updated)
+    swallows = agent.guard_steering("steering at update", agent.steering.swallows_update)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if gate.steers and not gate.passes() and swallows(self):
+                return None
+            result = original(self, *args, **kwargs)
+            if not gate.passes():
+                updated(self)
+            return result
+
+        return update
+
+    return make
+
+
+def clip_norm(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loop = agent.loop
+    begins = agent.guard("clip_grad_norm_", agent.clip_begins)
+    ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
+
+    def make(original: Any) -> Any:
+        # `clip_grad_norm_(parameters, max_norm, norm_type)`, `_get_total_norm(tensors, norm_type)`.
+        position = 2 if original.__name__ == "clip_grad_norm_" else 1
+
+        @wrapper(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            if gate.passes():
+                return original(*args, **kwargs)
+            if loop.updating is None:
+                begins()
+            norm = original(*args, **kwargs)
+            ends(norm, args[position] if len(args) > position else kwargs.get("norm_type", 2.0))
+            return norm
+
+        return clip_grad_norm_
+
+    return make
+
+
+def clip_value(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    begins = agent.guard("clip_grad_value_", agent.clip_begins)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
+            if not gate.passes():
+                begins()
+            return original(*args, **kwargs)
+
+        return clip_grad_value_
+
+    return make
