@@ -113,6 +113,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     step: int | None
     reason: str | None
+    note: str = ""
 
 
 class CommandState(msgspec.Struct):
