@@ -116,6 +116,19 @@ class WindowDiscarded(Event, frozen=True, kw_only=True):
     after_step: int = 0
 
 
+class AccumulationChanged(Event, frozen=True, kw_only=True):
+    """From `step` finished steps on, `multiplier` windows of the script make one.
+
+    `reason` is "start", "command", or why accumulation was refused and the multiplier is 1.
+    """
+
+    step: int
+    multiplier: int
+    previous: int = 1
+    reason: str = ""
+    refused: bool = False
+
+
 class HookDisabled(Event, frozen=True, kw_only=True):
     """A hook of the agent failed and switched itself off; the loop never saw the error."""
 
@@ -184,12 +197,16 @@ class AgentStopping(Event, frozen=True, kw_only=True):
 
 
 class AgentExited(Event, frozen=True, kw_only=True):
-    """The interpreter is ending. `error_type` names the uncaught exception, if there was one."""
+    """The interpreter is ending. `error_type` names the uncaught exception, if there was one.
+
+    `windows_dropped` windows of the script wait for others to make up a step that will not come.
+    """
 
     steps: int
     error_type: str | None = None
     error: str | None = None
     windows_open: int = 0
+    windows_dropped: int = 0
 
 
 # --- from the hub -----------------------------------------------------------------------------

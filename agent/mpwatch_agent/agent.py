@@ -23,6 +23,7 @@ from mpwatch.events import (
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 from mpwatch_agent import binding, hooks
+from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
@@ -93,10 +94,14 @@ class Agent:
         )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
+        self.accumulating = Accumulating(self, settings)
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
         self._gradients_whole = self.guard_steering(
             "steering at whole gradients", self.steering.gradients_whole
+        )
+        self._forward_steered = self.guard_steering(
+            "steering at a forward", self.steering.forward_begins
         )
         self._act_for_watch = self.guard("command in a watched loop", self.act)
 
@@ -114,6 +119,7 @@ class Agent:
         missing = hooks.install(self._table, self)
         self.roots.notes.extend(f"this torch has no {name}" for name in missing)
         os.register_at_fork(after_in_child=self._forked)
+        self.accumulating.install(self._table)
         self.gate.open = True
 
     def adopt(self, optimizer: Any) -> None:
@@ -172,8 +178,12 @@ class Agent:
         if not self.gate.bound:
             self.bind()
         self.loop.tracks.of(optimizer)
-        self.loop.lazy = self.faults is None and len(self.loop.tracks.live) == 1
+        self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
+
+    def _may_wait(self) -> bool:
+        """Whether hooks may leave their work to the next one: nobody has to act in between."""
+        return self.faults is None and not self.gate.steers
 
     def backward_begins(self, tensors: Any) -> None:
         """A backward begins where faults are injected; elsewhere the loop is told directly."""
@@ -208,6 +218,8 @@ class Agent:
             stop = self.boundary.act()
             # What acting took (a pause) is no part of the forward.
             now = time.perf_counter()
+        if training and self.gate.steers:
+            self._forward_steered(arguments)
         loop.forward_begins(now, training, sizes_of(arguments))
         if training and self.faults is not None:
             self.faults.window_forward()
@@ -313,7 +325,7 @@ class Agent:
             if self.gate.thread is None:
                 self.gate.thread = threading.get_ident()
                 self.loop.tracks.forget_other_threads()
-                self.loop.lazy = self.faults is None and len(self.loop.tracks.live) <= 1
+                self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) <= 1
 
     def _bind(self) -> None:
         if self._spec is None:
@@ -376,6 +388,7 @@ class Agent:
             error_type=None if error is None else type(error).__name__,
             error=None if error is None else clean_text(str(error), 500),
             windows_open=left_open,
+            windows_dropped=self.loop.windows.kept_back(),
         )
 
 

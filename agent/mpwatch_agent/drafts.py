@@ -23,6 +23,7 @@ class StepDraft:
         self.optimizer = optimizer
         self.window = window
         self.usual_window = usual
+        self.multiplier = 1
         self.divisor: float | None = None
         self.skipped_by_scaler = False
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
@@ -63,6 +64,7 @@ class StepDraft:
             optimizer=self.optimizer,
             micro_batches=len(self.window),
             script_window=max(1, self.usual_window),
+            multiplier=self.multiplier,
             overflow=_overflow(skipped, self.checked, norm),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,

@@ -106,7 +106,9 @@ def update(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if gate.steers and not gate.passes() and swallows(self):
+            # A scale that the script gives is its own wish, whatever window this is in.
+            given = any(value is not None for value in (*args, *kwargs.values()))
+            if gate.steers and not gate.passes() and not given and swallows(self):
                 return None
             result = original(self, *args, **kwargs)
             if not gate.passes():
@@ -122,6 +124,7 @@ def clip_norm(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
     begins = agent.guard("clip_grad_norm_", agent.clip_begins)
+    steer = agent.guard_steering("steering at clip", agent.steering.swallows_clip)
     ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
 
     def make(original: Any) -> Any:
@@ -132,6 +135,13 @@ def clip_norm(agent: "Agent") -> Wrap:
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
             if gate.passes():
                 return original(*args, **kwargs)
+            clip = None
+            if gate.steers and position == 1:
+                clip = steer(args[0] if args else kwargs["tensors"])
+            if clip is not None:
+                args, kwargs = _over(clip.tensors, args, kwargs)
+                if clip.factor is not None:
+                    return original(*args, **kwargs) * clip.factor
             if loop.updating is None:
                 begins()
             norm = original(*args, **kwargs)
@@ -141,6 +151,13 @@ def clip_norm(agent: "Agent") -> Wrap:
         return clip_grad_norm_
 
     return make
+
+
+def _over(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a norm, with other tensors."""
+    if args:
+        return (tensors, *args[1:]), kwargs
+    return args, {**kwargs, "tensors": tensors}
 
 
 def clip_value(agent: "Agent") -> Wrap:

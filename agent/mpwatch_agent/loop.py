@@ -79,6 +79,8 @@ class Loop:
         self.updating: Any = None
         # Which optimizers step between two steps of the leader: a round.
         self._round: set[int] | None = None
+        # Told of the end of each window (`steering`): track, optimizer, draft.
+        self.concluded: Callable[[OptimizerTrack, Any, StepDraft], None] | None = None
         self._since_leader: set[int] = set()
 
     # --- what others ask ------------------------------------------------------------------
@@ -349,10 +351,12 @@ class Loop:
     def _conclude(self, track: OptimizerTrack, optimizer: Any) -> StepDraft:
         """End the window of `track`; its draft still lacks what comes after the step."""
         index = self.tracks.number(track)
+        script_windows = track.script_windows + 1
         window = self.windows.take(track)
         track.steps += 1
         before = self.steps_before if track is self.tracks.leader else 0
         draft = StepDraft(track.steps + before, index, window, track.usual_window)
+        draft.multiplier = script_windows
         if window and window[0].divisor is not None:
             track.divisor = window[0].divisor
         draft.divisor = track.divisor
@@ -366,7 +370,18 @@ class Loop:
             self._since_leader = set()
         else:
             self._since_leader.add(track.serial)
+        if self.concluded is not None:
+            self.concluded(track, optimizer, draft)
         return draft
+
+    def swallowed(self, track: OptimizerTrack) -> None:
+        """The step of a script window was swallowed: its micro-batches wait for the real one."""
+        self.settle()
+        self.windows.bank(track)
+        self.updating = None
+        self.unscaled.clear()
+        if self.phases.phase != "other":
+            self.phases.enter("other", _clock())
 
     def _finish(self, draft: StepDraft) -> None:
         now = _clock()

@@ -55,7 +55,7 @@ class Sampling:
         """Before a clip changes gradients."""
         loop.settle()
         for track in loop.tracks.live:
-            if track.window and not track.whole:
+            if track.has_open and not track.whole:
                 optimizer = track.ref()
                 if optimizer is not None:
                     loop.before_update(track, optimizer)

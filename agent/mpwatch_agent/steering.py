@@ -41,6 +41,25 @@ class Part:
         """Whether `Optimizer.step` is to do nothing (and return None)."""
         return False
 
+    def step_begins(self, optimizer: Any) -> None:
+        """An `Optimizer.step` that is not swallowed begins."""
+
+    def step_ended(self, optimizer: Any, completed: bool) -> None:
+        """That step returned, or raised."""
+
+    def cleared(self, optimizer: Any) -> None:
+        """`Optimizer.zero_grad` returned."""
+
+    def module_cleared(self, module: Any) -> None:
+        """`Module.zero_grad` returned."""
+
+    def swallows_clip(self, tensors: Any) -> Any:
+        """What a clip of these gradients has to multiply the norm it returns with; None: clips."""
+        return None
+
+    def forward_begins(self, arguments: Any) -> None:
+        """A root's training forward begins; commands have acted."""
+
     def abandon(self, reason: str) -> None:
         """Something failed: from the next boundary on the loop is the script's own again."""
 
@@ -82,6 +101,30 @@ class Steering:
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
+
+    def step_begins(self, optimizer: Any) -> None:
+        for part in self.parts:
+            part.step_begins(optimizer)
+
+    def step_ended(self, optimizer: Any, completed: bool) -> None:
+        for part in reversed(self.parts):
+            part.step_ended(optimizer, completed)
+
+    def cleared(self, optimizer: Any) -> None:
+        for part in self.parts:
+            part.cleared(optimizer)
+
+    def module_cleared(self, module: Any) -> None:
+        for part in self.parts:
+            part.module_cleared(module)
+
+    def swallows_clip(self, tensors: Any) -> Any:
+        answers = (part.swallows_clip(tensors) for part in self.parts)
+        return next((answer for answer in answers if answer is not None), None)
+
+    def forward_begins(self, arguments: Any) -> None:
+        for part in self.parts:
+            part.forward_begins(arguments)
 
     def abandon(self, reason: str) -> None:
         """Let every part go; called where one of them failed."""

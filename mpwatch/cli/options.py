@@ -43,6 +43,7 @@ OPTIONS: Final = (
     Option("runs_dir", "path", RUNS_DIRECTORY, "where run directories go", "DIR"),
     Option("no_record", "switch", False, "keep events in memory only"),
     Option("max_steps", "integer", None, "end the run after N optimizer steps", "N", 1),
+    Option("accumulate", "integer", None, "windows of the script per update", "K", 1, 10**6),
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
     Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
     Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),

@@ -1,0 +1,63 @@
+"""How accumulation gets into a loop: from the start or by command, with its patches, and out.
+
+Owns the settings and what is said; the arithmetic and the refusals are `accumulation`'s. Nothing
+of it exists in a run that does not ask for it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from mpwatch.events import AccumulationChanged
+from mpwatch_agent import hooks_accumulation
+from mpwatch_agent.accumulation import Accumulation
+from mpwatch_agent.patches import PatchTable
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+
+class Accumulating:
+    """What was asked for, and the part that does it once it is needed."""
+
+    def __init__(self, agent: "Agent", settings: dict[str, Any]) -> None:
+        self._agent = agent
+        self._k = int(settings.get("accumulate") or 1)
+        self.schedule = str(settings.get("schedule") or "updates")
+        self.part: Accumulation | None = None
+        self._table: PatchTable | None = None
+
+    def install(self, table: PatchTable) -> None:
+        """The hooks go on; accumulate from the first window if that was asked for."""
+        self._table = table
+        if self._k > 1:
+            self.begin(self._k)
+            self._tell(1, self._k, "start")
+
+    def begin(self, k: int) -> Accumulation:
+        """Put the part and its patches on."""
+        assert self._table is not None
+        agent = self._agent
+        part = self.part = Accumulation(agent.loop, k, self._refused)
+        agent.loop.lazy = False
+        agent.loop.concluded = agent.guard_steering("end of a window", part.concluded)
+        agent.steering.add(part)
+        hooks_accumulation.install(self._table, agent, self)
+        return part
+
+    def _refused(self, reason: str) -> None:
+        from mpwatch_agent.agent import say_on_stderr
+
+        say_on_stderr(f"accumulation refused: {reason}")
+        self._agent.reports.tell(
+            AccumulationChanged(
+                step=self._agent.loop.steps, multiplier=1, previous=self._k, reason=reason,
+                refused=True,
+            )
+        )  # fmt: skip
+
+    def _tell(self, before: int, now: int, reason: str) -> None:
+        self._k = now
+        self._agent.reports.tell(
+            AccumulationChanged(
+                step=self._agent.loop.steps, multiplier=now, previous=before, reason=reason
+            )
+        )

@@ -1,0 +1,375 @@
+"""Virtual accumulation: K windows of the script make one, without a change in the script.
+
+Backwards are seeded with 1/K, K - 1 steps are swallowed and their gradients kept (`stash`), and
+at the K-th script window everything is as in a loop that accumulates by hand. What cannot be done
+exactly is refused by name: then all that is kept is applied at the next step and K is 1.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from mpwatch_agent.leaves import LeafWatch
+from mpwatch_agent.loop import Loop
+from mpwatch_agent.open_window import OpenWindow, is_empty
+from mpwatch_agent.seeds import Seeds, Unseedable
+from mpwatch_agent.stash import parameters_of, scale_gradients
+from mpwatch_agent.steering import Arguments, Part
+from mpwatch_agent.tracks import OptimizerTrack
+
+
+class Clip(NamedTuple):
+    """How a clip is to be done: over `tensors`; swallowed, its norm is multiplied by `factor`."""
+
+    tensors: Any
+    factor: Any = None
+
+
+class Accumulation(Part):
+    """K script windows per step. `said(reason)` is told once when K has to be 1."""
+
+    def __init__(self, loop: Loop, k: int, said: Callable[[str], None]) -> None:
+        self.k = k
+        self.refused: str | None = None
+        # Asked before each backward and each training forward: may change `k` at a boundary.
+        self.at_window_start: Callable[[], None] | None = None
+        # Calls of `torch.autograd.grad` since the last step of any optimizer.
+        self.grads_taken = 0
+        self.leaves = LeafWatch()
+        self._loop = loop
+        self._said = said
+        self._seeds = Seeds()
+        self._windows: dict[int, OpenWindow] = {}
+        # Numbers the outermost backwards; the newest one's seed while it runs.
+        self._generation = 0
+        self._seed_in_flight = 1
+        # Scalers of which an update belongs to a swallowed window: by unscale, by step.
+        self._unscaled: set[int] = set()
+        self._stepped: set[int] = set()
+        self._owned: tuple[Any, set[int]] = (None, set())
+        # Whether the last step of an optimizer, by its serial number, was swallowed.
+        self.last_swallowed: dict[int, bool] = {}
+        loop.windows.banks = True
+
+    # --- what others ask ----------------------------------------------------------------------
+
+    @property
+    def gathering(self) -> bool:
+        """Whether any window is between its first swallowed step and its real one."""
+        return any(window.generations for window in self._windows.values())
+
+    def will_swallow(self, optimizer: Any) -> bool:
+        """Whether the step of the script window that is open now will be swallowed."""
+        if self.k == 1 or self.refused is not None:
+            return False
+        window = self._windows.get(self._loop.tracks.of(optimizer).serial)
+        gathered = 0 if window is None else len(window.generations)
+        return gathered + 1 < self.k
+
+    # --- backward -----------------------------------------------------------------------------
+
+    def backward_begins(self, arguments: Arguments) -> Arguments:
+        self._generation += 1
+        windows = self._loop.windows
+        if windows.stepping:
+            return arguments  # a closure's: its step was refused
+        self._settle_unfinished_updates()
+        if self.at_window_start is not None and not windows.roots_seen:
+            self.at_window_start()
+        if self.k == 1:
+            return arguments
+        try:
+            self._refuse_foreign_leaves(arguments)
+            if self.k == 1:
+                return arguments
+            seeded = self._seeds.divided(arguments, self.k)
+        except Unseedable as error:
+            self.refuse(str(error))
+            return arguments
+        self._seed_in_flight = self.k
+        return seeded
+
+    def backward_ended(self, completed: bool) -> None:
+        seed, self._seed_in_flight = self._seed_in_flight, 1
+        if self.refused is not None and seed != 1:
+            # Refused while it ran: what it brought is the script's own again.
+            for track in self._loop.tracks.live:
+                self._give_back(track, seed)
+
+    def _refuse_foreign_leaves(self, arguments: Arguments) -> None:
+        args, kwargs = arguments
+        tensors = args[0] if args else kwargs.get("tensors")
+        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
+        reason = self.leaves.look(roots, inputs, self._owned_leaves())
+        if reason is not None:
+            self.refuse(reason)
+
+    def _owned_leaves(self) -> set[int]:
+        optimizers = [track.ref() for track in self._loop.tracks.live]
+        key = [
+            (id(optimizer), len(group["params"]))
+            for optimizer in optimizers
+            if optimizer is not None
+            for group in optimizer.param_groups
+        ]
+        if key != self._owned[0]:
+            owned = {id(p) for o in optimizers if o is not None for p in parameters_of(o)}
+            self._owned = (key, owned)
+        return self._owned[1]
+
+    def _settle_unfinished_updates(self) -> None:
+        """An update had begun (unscale, clip) and no step came before this backward."""
+        for window in [*self._windows.values()]:
+            optimizer = window.track.ref()
+            if optimizer is None:
+                del self._windows[window.track.serial]
+            elif window.swallows is not None and not window.track.depth:
+                if is_empty([p.grad for p in parameters_of(optimizer)]):
+                    # Thrown away by the script; what was gathered before stays.
+                    window.script_window_over()
+                else:
+                    self.refuse(
+                        "gradients are unscaled or clipped before the window is complete",
+                        more_comes=True,
+                    )
+                    return
+
+    # --- update -------------------------------------------------------------------------------
+
+    def swallows_unscale(self, scaler: Any, optimizer: Any) -> bool:
+        if not scaler._enabled or not self._swallows(optimizer):
+            return False
+        self._windows[self._loop.tracks.of(optimizer).serial].unscaled = True
+        self._unscaled.add(id(scaler))
+        return True
+
+    def swallows_clip(self, tensors: Any) -> Clip | None:
+        """Over which gradients, and whether for the norm alone; None: none of ours."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        owners = self._owners(tensors)
+        swallowed = [self._swallows(owner) for owner in owners]
+        if not any(swallowed):
+            for owner in owners:
+                before = [p.grad for p in parameters_of(owner)]
+                self.gradients_whole(owner)
+                after = [p.grad for p in parameters_of(owner)]
+                if any(a is not b for a, b in zip(before, after, strict=True)):
+                    # Gradients that only earlier script windows had belong to the norm as well.
+                    tensors = [g for g in after if g is not None]
+            return Clip(tensors)
+        if not all(swallowed):
+            self.refuse("one clip covers optimizers whose windows do not end together")
+            return Clip(tensors)
+        window = self._windows[self._loop.tracks.of(owners[0]).serial]
+        scaler = self._loop.scaler
+        if window.unscaled and scaler is not None and scaler._scale is not None:
+            return Clip(tensors, self.k / scaler._scale)
+        return Clip(tensors, self.k)
+
+    def swallows_clipping(self, parameters: Any) -> bool:
+        """Whether gradients of `parameters` are not to be changed by a clip."""
+        if not self._windows:
+            return False
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        owners = self._owners([p.grad for p in parameters if p.grad is not None])
+        return bool(owners) and all(self._swallows(owner) for owner in owners)
+
+    def swallows_average(self, model: Any) -> bool:
+        """Whether an average over `model`'s weights would take in a window that is not over."""
+        mine = {id(parameter) for parameter in model.parameters()}
+        for track in self._loop.tracks.live:
+            optimizer = track.ref()
+            if optimizer is not None and any(id(p) in mine for p in parameters_of(optimizer)):
+                return self.step_swallowed(track)
+        return False
+
+    def step_swallowed(self, track: OptimizerTrack) -> bool:
+        """Whether what follows the step of `track` once per update belongs to no update."""
+        if track.has_open:
+            return self.will_swallow(track.ref())
+        return self.last_swallowed.get(track.serial, False)
+
+    def _owners(self, gradients: list[Any]) -> list[Any]:
+        """The optimizers that own any of `gradients`."""
+        identities = {id(gradient) for gradient in gradients}
+        optimizers = [track.ref() for track in self._loop.tracks.live]
+        return [
+            optimizer
+            for optimizer in optimizers
+            if optimizer is not None
+            and any(id(p.grad) in identities for p in parameters_of(optimizer))
+        ]
+
+    def swallows_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
+        if not scaler._enabled or not self._swallows(optimizer):
+            return False
+        self._stepped.add(id(scaler))
+        return self._bank(optimizer)
+
+    def swallows_update(self, scaler: Any) -> bool:
+        key = id(scaler)
+        stepped, unscaled = key in self._stepped, key in self._unscaled
+        self._stepped.discard(key)
+        self._unscaled.discard(key)
+        if any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values()):
+            return False
+        if unscaled and not stepped:
+            # The script found something wrong after unscale and wants the scale to follow.
+            self.refuse("the script unscales, discards the window and updates the scale itself")
+        return stepped or unscaled
+
+    def swallows_step(self, optimizer: Any, arguments: Arguments) -> bool:
+        loop = self._loop
+        track = loop.tracks.of(optimizer)
+        if track.depth or loop.in_scaler_step is track:
+            return False
+        if self.k > 1:
+            reason = self._unsteppable(arguments)
+            if reason is not None:
+                self.refuse(reason)
+        if self.refused is not None and loop.windows.in_backward and self._seed_in_flight != 1:
+            # A step inside a backward that was seeded before it was known.
+            scale_gradients(optimizer, self._seed_in_flight)
+            return False
+        return self._swallows(optimizer) and self._bank(optimizer)
+
+    def _unsteppable(self, arguments: Arguments) -> str | None:
+        args, kwargs = arguments
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is not None:
+            return "the optimizer's step is given a closure"
+        if self._loop.windows.in_backward:
+            return "the optimizer steps inside the backward"
+        return None
+
+    def gradients_whole(self, optimizer: Any) -> None:
+        """The real update begins: what was kept joins the gradients, once."""
+        window = self._windows.get(self._loop.tracks.of(optimizer).serial)
+        if window is None or window.merged:
+            return
+        if self._swallows(optimizer):
+            self.refuse("a step cannot be swallowed: its class was made before the hooks")
+        self._merge(window, optimizer)
+
+    # --- one script window --------------------------------------------------------------------
+
+    def _swallows(self, optimizer: Any) -> bool:
+        track = self._loop.tracks.of(optimizer)
+        window = self._windows.get(track.serial)
+        if window is None:
+            if self.k == 1:
+                return False
+            window = self._windows[track.serial] = OpenWindow(track)
+        if window.swallows is None:
+            if self.refused is None and window.never_cleared():
+                window.stash.clear()  # all of it is in the gradients already
+                self.refuse("the script does not clear its gradients between steps")
+            window.swallows = self.refused is None and len(window.generations) + 1 < self.k
+        return window.swallows
+
+    def _bank(self, optimizer: Any) -> bool:
+        """Keep the gradients of a script window whose step is swallowed; False: it is not."""
+        loop = self._loop
+        track = loop.tracks.of(optimizer)
+        window = self._windows[track.serial]
+        divisor = 1
+        if not window.backwards():
+            if not self.grads_taken and any(p.grad is not None for p in parameters_of(optimizer)):
+                self.refuse("a step without a backward before it")
+                return False
+            divisor = self.k  # `autograd.grad` is not seeded
+            self._generation += 1
+        window.follow_scale(loop.scaler if loop.scaled else None)
+        window.stash.add(optimizer, divisor)
+        window.banked(self._generation)
+        track.multiplier = self.k
+        self.last_swallowed[track.serial] = True
+        self.grads_taken = 0
+        loop.swallowed(track)
+        return True
+
+    def _merge(self, window: OpenWindow, optimizer: Any) -> None:
+        gathered = len(window.generations)
+        backwards = window.backwards()
+        if self.refused is None:
+            self._generation += not backwards
+            flaw = window.flaw(self.k, self._generation)
+            if flaw is not None:
+                self.refuse(flaw)
+        window.merged = True
+        window.follow_scale(self._loop.scaler if self._loop.scaled else None)
+        if not backwards and self.refused is None:
+            for parameter in parameters_of(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad / self.k
+        window.stash.merge(optimizer)
+        if self.refused is not None and gathered:
+            # Divided by what arrived, not by what was asked for.
+            scale_gradients(optimizer, 1 / (gathered + bool(backwards)))
+
+    def concluded(self, track: OptimizerTrack, optimizer: Any, draft: Any) -> None:
+        """A real step is over, applied or skipped."""
+        self._windows.pop(track.serial, None)
+        self.last_swallowed[track.serial] = False
+        self.grads_taken = 0
+
+    def cleared(self, optimizer: Any) -> None:
+        self._cleared(self._loop.tracks.of(optimizer))
+
+    def module_cleared(self, module: Any) -> None:
+        if not self._windows:
+            return
+        owned = {id(parameter) for parameter in module.parameters()}
+        for window in self._windows.values():
+            if any(id(parameter) in owned for parameter in window.track.probed()):
+                self._cleared(window.track)
+
+    def _cleared(self, track: OptimizerTrack) -> None:
+        window = self._windows.get(track.serial)
+        if window is not None and not track.depth:
+            window.cleared = True
+            window.script_window_over()
+
+    # --- giving the loop back -----------------------------------------------------------------
+
+    def refuse(self, reason: str, *, more_comes: bool = False) -> None:
+        """K is 1 from here on; what was gathered is applied at the next step of its optimizer.
+
+        `more_comes`: backwards will add to gradients that already hold what was kept.
+        """
+        if self.refused is not None:
+            return
+        self.refused, k, self.k = reason, self.k, 1
+        for window in self._windows.values():
+            optimizer = window.track.ref()
+            if optimizer is None:
+                continue
+            if window.merged and len(window.generations) == k - 1 and not more_comes:
+                continue  # complete: it is as it should be
+            if window.stash.broken:
+                reason += f"; {len(window.generations)} script windows were lost"
+                window.stash.clear()
+                window.generations.clear()
+            window.stash.scale(k)
+            if window.merged:
+                window.stash.clear()
+                window.merged = False
+            window.swallows = False
+            if not self._loop.windows.in_backward:
+                self._give_back(window.track, k)
+        for track in self._loop.tracks.live:
+            if track.serial not in self._windows and not self._loop.windows.in_backward:
+                self._give_back(track, k)
+        self._said(reason)
+
+    def _give_back(self, track: OptimizerTrack, k: int) -> None:
+        """Gradients that were seeded with 1/k become those of the script's own backward."""
+        optimizer = track.ref()
+        window = self._windows.get(track.serial)
+        if optimizer is not None and track.has_open and not (window is not None and window.merged):
+            scale_gradients(optimizer, k)
+
+    def abandon(self, reason: str) -> None:
+        self.refuse(reason)
