@@ -71,7 +71,9 @@ class OpenWindow:
             if left is not None
         ]
         return bool(known) and all(
-            gradient is not None and gradient is kept() and gradient._version == version + backwards
+            (then := kept()) is not None
+            and gradient is then
+            and then._version == version + backwards
             for gradient, (kept, version) in known
         )
 
