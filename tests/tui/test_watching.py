@@ -3,7 +3,7 @@
 from itertools import pairwise
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpwatch.codec import Frame
@@ -19,6 +19,8 @@ ACTIONS = st.lists(
         [
             "happen",
             "happen a lot",
+            "start",
+            "commit",
             "commit",
             "look",
             "look",
@@ -125,6 +127,7 @@ def test_every_watcher_sees_the_record(actions: list[str], seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(actions=ACTIONS, seed=st.integers(0, 1000))
+@example(actions=["start", "happen", "commit", "look", "kill"], seed=0)
 def test_without_a_record_each_hub_has_a_history_of_its_own(actions: list[str], seed: int) -> None:
     world = World(seed, recorded=False)
     *watchers, after_the_end = played(world, actions)
