@@ -152,7 +152,7 @@ def test_numbers_given_again_by_a_new_hub_are_followed() -> None:
     world.disk_fails = True
     world.happen(4)
     watcher = Recorder(world)
-    watcher.look(1.0)
+    look_until_told([watcher], 1.0)
     assert len(watcher.seen) == 9
     # Silent, it leaves only the record, which lags behind: nothing is told twice.
     world.silent = True
@@ -176,6 +176,7 @@ def test_a_lost_hub_keeps_the_last_picture_and_is_revived_after_a_while() -> Non
     world.happen(6)
     world.commit()
     watcher = Recorder(world)
+    look_until_told([watcher], 99.0)
     alive = watcher.look(100.0)
     assert (alive.connection, alive.view.steps) == ("live", 6)
     world.happen(1)
