@@ -21,10 +21,9 @@ if not __package__:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from mpwatch.group_witness import GroupWitness
+from mpwatch.keeper_detached import DetachedOutput
 from mpwatch.keeper_files import Journal, Requests, say
 from mpwatch.keeper_hub import Hub
-from mpwatch.keeper_output import OutputLog
-from mpwatch.keeper_pty import PseudoTerminal
 from mpwatch.spawning import (
     die_with,
     exit_of,
@@ -81,8 +80,10 @@ class Keeper:
         hub = specification["hub"]
         log = os.path.join(directory, "hub.log")
         self._hub = Hub(hub, log, self._journal, self._mask) if hub else None
-        self._log = OutputLog(directory, self._journal) if specification["terminal"] else None
-        self._terminal: PseudoTerminal | None = None
+        # Where the script prints when it is detached from the terminal.
+        self._output = (
+            DetachedOutput(directory, self._journal) if specification["terminal"] else None
+        )
         self._pid = 0
         self._witness: GroupWitness | None = None
         # Signals that came, and when: passed on once the witness has had its time.
@@ -92,7 +93,6 @@ class Keeper:
         self._asked: tuple[str, float] | None = None
         self._stop_asked = False
         self._well = True
-        self._unread = False
 
     def run(self) -> int:
         """Supervise to the end; returns the exit code of the run."""
@@ -110,7 +110,8 @@ class Keeper:
             return 128 + early
         before = oom_kills()
         try:
-            self._terminal = self._make_terminal()
+            if self._output is not None:
+                self._output.open()
             self._pid = spawn(self._command, self._environment(number), self._prepare)
         except OSError as error:
             code = 127 if error.errno == errno.ENOENT else 126
@@ -122,46 +123,24 @@ class Keeper:
         self._journal.write(
             "spawned", pid=self._pid, start_time=process_start_time(self._pid), attempt=number
         )
-        if self._log is None:
+        if self._output is None:
             self._witness = GroupWitness(PASSED_ON)
-        elif self._terminal is not None:
-            self._terminal.started(self._pid)
+        else:
+            self._output.started(self._pid)
         code, name = exit_of(self._wait())
-        self._end_of_output(code)
+        if self._witness is not None:
+            self._witness.end()
+        if self._output is not None:
+            self._output.finish(code)
         cause = self._cause(name, before)
         self._journal.write("exited", code=code, signal=name, attempt=number, **cause)
         return code
-
-    def _end_of_output(self, code: int) -> None:
-        """After the script's end: what it printed last, and why, where a keyboard was missing."""
-        if self._witness is not None:
-            self._witness.end()
-        if self._terminal is None or self._log is None:
-            return
-        try:
-            self._terminal.drain()
-            if code and self._terminal.wanted_keyboard():
-                say("nothing can be typed into a run with a screen; use: mpwatch run --headless")
-            self._log.close()
-            self._terminal.close()
-        except Exception as error:
-            say(f"the end of the output may be missing: {type(error).__name__}: {error}")
-
-    def _make_terminal(self) -> PseudoTerminal | None:
-        """Where there are no more to be had, the script prints to the log itself."""
-        if self._log is None:
-            return None
-        try:
-            return PseudoTerminal(self._log)
-        except OSError as error:
-            say(f"runs without a terminal of its own: {error.strerror or error}")
-            return None
 
     def _signal_before_start(self) -> signal.Signals | None:
         """A signal that asked to end before there was a script to pass it to."""
         while (info := signal.sigtimedwait(PASSED_ON, 0)) is not None:
             number = signal.Signals(info.si_signo)
-            closed = number is signal.SIGHUP and self._log is not None
+            closed = number is signal.SIGHUP and self._output is not None
             if not closed and number is not signal.SIGWINCH and number not in self._ignored:
                 return number
         return None
@@ -174,19 +153,16 @@ class Keeper:
             paths = [self._spec["inject"], *([original] if original else [])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
             filled = {**agent, "attempt": attempt, "keeper_pid": os.getpid()}
-            if self._terminal is not None and self._log is not None:
-                filled["output"] = {"hold": self._terminal.hold, "log": self._log.path}
+            if self._output is not None:
+                filled["output"] = self._output.for_agent()
             environment["_MPWATCH_AGENT"] = json.dumps(filled, ensure_ascii=False)
         return environment
 
     def _prepare(self) -> None:
         if self._spec["die_with_keeper"]:
             die_with(int(self._spec["keeper_pid"]))
-        if self._terminal is not None:
-            self._terminal.enter()
-        elif self._log is not None:
-            os.setsid()
-            self._log.give_away()
+        if self._output is not None:
+            self._output.enter()
         restore_signals(self._mask, self._ignored)
 
     def _wait(self) -> int:
@@ -210,15 +186,9 @@ class Keeper:
 
     def _next_signal(self, seconds: float) -> "signal.struct_siginfo | None":
         """The next signal within `seconds`; beneath a screen this is where output is read."""
-        if self._terminal is None:
+        if self._output is None:
             return signal.sigtimedwait(WATCHED, seconds)
-        try:
-            self._terminal.pump(seconds)
-        except Exception as error:
-            if not self._unread:
-                say(f"the output cannot be read: {type(error).__name__}: {error}")
-            self._unread = True
-            return signal.sigtimedwait(WATCHED, seconds)
+        self._output.wait(seconds)
         return signal.sigtimedwait(WATCHED, 0)
 
     def _send_due(self, now: float) -> None:
@@ -240,7 +210,7 @@ class Keeper:
 
     def _note(self, number: signal.Signals, code: int) -> None:
         """A signal came. A positive code means the kernel: from the terminal, for Ctrl+C."""
-        if number is signal.SIGHUP and self._log is not None:
+        if number is signal.SIGHUP and self._output is not None:
             return  # a terminal that closed; this one has another
         now = time.monotonic()
         if number in ASKING_TO_END:

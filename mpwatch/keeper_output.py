@@ -1,4 +1,4 @@
-"""output.log: what the script printed, byte for byte, bounded; told apart from what was lost.
+"""output.log: what the script printed, byte for byte, bounded; what was lost is counted.
 
 The keeper alone writes it, and its own lines on stderr go there too. Standard library only. A full
 disk never raises and never holds the script up: what cannot be written is counted. Bytes are
@@ -8,7 +8,7 @@ numbered over the whole run; `output_rotated` in keeper.jsonl says with which on
 import contextlib
 import os
 
-from mpwatch.keeper_files import Journal, say
+from mpwatch.keeper_files import Journal
 
 OUTPUT_LOG = "output.log"
 # Of the file being written; one older file of this size is kept beside it.
@@ -18,7 +18,11 @@ LIMIT_BYTES = 64 << 20
 class OutputLog:
     """The log of one run: written, rotated when it is full, never waited for."""
 
-    def __init__(self, directory: str, journal: Journal, limit: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self, directory: str, journal: Journal, limit: int = LIMIT_BYTES, own_lines: bool = True
+    ) -> None:
+        """Open it. `own_lines`: what this process writes to stdout and stderr goes there too."""
+        self._own_lines = own_lines
         self.path = os.path.join(directory, OUTPUT_LOG)
         self._journal = journal
         self._limit = limit
@@ -33,10 +37,10 @@ class OutputLog:
         """Append; rotates before the bytes that would not fit."""
         if self._size and self._size + len(data) > self._limit:
             self._rotate()
+        if self._lost and not self._tell_lost():
+            self._lost += len(data)
+            return
         written = self._append(data)
-        if written and self._lost:
-            self._tell_lost()
-        self._size += written
         self._lines += data.count(b"\n")
         self._lost += len(data) - written
 
@@ -58,6 +62,7 @@ class OutputLog:
                 self._open()
             while self._descriptor is not None and written < len(data):
                 written += os.write(self._descriptor, data[written:])
+        self._size += written
         return written
 
     def _open(self) -> None:
@@ -66,7 +71,7 @@ class OutputLog:
             self._descriptor = os.open(self.path, flags, 0o600)
             self._size = os.fstat(self._descriptor).st_size
             # What the keeper has to say stands where people look for what went wrong.
-            for number in (1, 2):
+            for number in (1, 2) if self._own_lines else ():
                 os.dup2(self._descriptor, number, inheritable=False)
 
     def _rotate(self) -> None:
@@ -83,7 +88,12 @@ class OutputLog:
         self._open()
         os.close(old)
 
-    def _tell_lost(self) -> None:
-        lost, self._lost = self._lost, 0
-        self._journal.write("output_lost", bytes=lost, at=self._begins_at + self._size)
-        say(f"{lost} bytes of output before this line could not be written to {OUTPUT_LOG}")
+    def _tell_lost(self) -> bool:
+        """Say in the log, where it happened, that bytes are missing; False: still no room."""
+        line = f"\nmpwatch: {self._lost} bytes of output could not be written here\n".encode()
+        at = self._begins_at + self._size
+        if self._append(line) < len(line):
+            return False
+        self._journal.write("output_lost", bytes=self._lost, at=at)
+        self._lost = 0
+        return True

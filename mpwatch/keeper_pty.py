@@ -23,6 +23,7 @@ READ_BYTES = 64 << 10
 PUMP_BYTES = 4 << 20
 QUIET_S = 0.3
 DRAIN_S = 2.0
+STAND_IN_WAIT_S = 5.0
 TAIL_BYTES = 400
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
@@ -43,6 +44,7 @@ class PseudoTerminal:
         self._master, self._slave = os.openpty()
         # Held by the script: with no holder left, its next print would fail.
         self.hold = os.dup(self._master)
+        self.device = os.fstat(self._slave).st_rdev
         self._pidfd: int | None = None
         self._hung_up = False
         self._tail = b""
@@ -72,10 +74,28 @@ class PseudoTerminal:
 
     def started(self, pid: int) -> None:
         """In the keeper: the child runs."""
-        os.close(self._slave)
-        os.close(self.hold)
+        self.let_go()
         with contextlib.suppress(OSError):
             self._pidfd = os.pidfd_open(pid)
+
+    def stand_by(self, pid: int) -> None:
+        """In the keeper's stand-in: note which process prints, while it surely is that one."""
+        # Without it nobody would know when to end: then there is nothing to do here.
+        self._pidfd = os.pidfd_open(pid)
+
+    def let_go(self) -> None:
+        """Keep only what is read from: what the script has open is the script's."""
+        os.close(self._slave)
+        os.close(self.hold)
+
+    def take_over(self, log: OutputLog) -> None:
+        """In the keeper's stand-in: read until the script is gone, into a log of its own."""
+        self._log = log
+        gone = select.poll()
+        gone.register(self._pidfd or 0, select.POLLIN)
+        while not gone.poll(0):
+            self.pump(STAND_IN_WAIT_S)
+        self.drain()
 
     def pump(self, seconds: float) -> None:
         """Read until nothing is there; wait at most `seconds` for output or the script's end."""

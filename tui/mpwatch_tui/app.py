@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
@@ -31,7 +32,7 @@ CODE_OF_SIGTERM = 128 + signal.SIGTERM
 class WatchApp(App[int]):
     """The screen on one run."""
 
-    CSS_PATH = "mpwatch.tcss"
+    CSS_PATH = Path(__file__).with_name("mpwatch.tcss")
     TITLE = "mpwatch"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -3,6 +3,7 @@
 Called by `mpwatch.cli.screen` in the process that owns the terminal; nothing else starts the app.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def show(
         replay=replay,
         guard=guard,
     )
+    gc.freeze()
+    gc.enable()
     app.run()
     return app.return_code or 0
 

@@ -39,8 +39,6 @@ class History:
         record of a job that is over); not so the record beside a silent hub, which may lag.
         """
         if self._name is not None and reply.history != self._name:
-            if not final:
-                return News()
             self._name, self.after = reply.history, 0
             return News(anew=True, behind=True)
         self._name = reply.history

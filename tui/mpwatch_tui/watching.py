@@ -93,7 +93,7 @@ class Watching:
         # In this order: what the last look finds was written before the hub was gone.
         hub = self._places.hub_is_there()
         over = not hub and self._places.is_over()
-        self._trouble = ""
+        self._trouble, self.behind = "", False
         connection = self._look(hub, over, now)
         if connection != self._connection:
             self._connection, self._since, self._facts_at = connection, now, 0.0
@@ -179,8 +179,11 @@ class Watching:
         view = job.view()
         if authority.newest or self._view is None or view.cursor >= self._view.cursor:
             self._view = view
+        self.plotting.read(job, view, now)
         if self._history is None:
-            self._history = self._beginning(view, now)
+            # The first picture must not wait for the log.
+            self._history, self.behind = self._beginning(view, now), True
+            return
         for _ in range(REQUESTS_PER_LOOK):
             reply = job.changes(self._history.after, PER_REQUEST)
             news = self._history.take(reply, authority.numbers)
@@ -196,7 +199,6 @@ class Watching:
             self.behind = news.behind
             if not news.behind:
                 break
-        self.plotting.read(job, view, now)
         self._settle()
 
     def _beginning(self, view: RunView, now: float) -> History:
