@@ -44,6 +44,7 @@ SCALERS: Final[tuple[str, ...]] = (
     "doubling",
     "histogram",
 )
+LOCATE_MODES: Final[tuple[str, ...]] = ("auto", "full", "off")
 POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 
 # Every line that mpwatch writes to a script's stderr begins with this.
