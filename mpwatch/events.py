@@ -82,7 +82,8 @@ class StepFinished(Event, frozen=True, kw_only=True):
     mean that a person expects to read. `applied` is a fact: the optimizer's update ran.
     `overflow` is None where nothing looked at the gradients. `grad_norm` is the 2-norm of the
     unscaled gradients, before clipping. `agent_s` is the agent's own time within the step and
-    `sampled_s` the part of it spent on what is only done on sampled steps.
+    `sampled_s` the part of it spent on what is only done on sampled steps. `locate_us` is what it
+    took to note, after a backward, whether gradients are finite: microseconds per micro-batch.
     """
 
     step: int
@@ -106,6 +107,7 @@ class StepFinished(Event, frozen=True, kw_only=True):
     memory: dict[str, PhaseMemory] | None = None
     agent_s: float = 0.0
     sampled_s: float = 0.0
+    locate_us: float | None = None
 
 
 class WindowDiscarded(Event, frozen=True, kw_only=True):
