@@ -119,6 +119,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     step: int | None
     reason: str | None
+    note: str = ""
 
 
 class CommandState(msgspec.Struct):

@@ -47,6 +47,10 @@ SCALERS: Final[tuple[str, ...]] = (
 LOCATE_MODES: Final[tuple[str, ...]] = ("auto", "full", "off")
 POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 
+# Default cadences, in steps of the leading optimizer.
+GRAD_NORM_EVERY: Final = 50
+MEMORY_EVERY: Final = 20
+
 # Every line that mpwatch writes to a script's stderr begins with this.
 STDERR_PREFIX: Final = "mpwatch: "
 

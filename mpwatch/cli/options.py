@@ -9,7 +9,8 @@ import os
 from typing import Any, Final, NamedTuple
 
 from mpwatch.errors import UsageError
-from mpwatch.vocabulary import clean_text
+from mpwatch.runs import RUNS_DIRECTORY
+from mpwatch.vocabulary import GRAD_NORM_EVERY, MEMORY_EVERY, clean_text
 
 NAME_AT_MOST: Final = 80
 
@@ -39,12 +40,12 @@ class Option(NamedTuple):
 OPTIONS: Final = (
     Option("headless", "switch", False, "run in the foreground, output untouched"),
     Option("name", "name", None, "a name for the run, to find it again", "NAME"),
-    Option("runs_dir", "path", None, "where run directories go (mpwatch-runs)", "DIR"),
+    Option("runs_dir", "path", RUNS_DIRECTORY, "where run directories go", "DIR"),
     Option("no_record", "switch", False, "keep events in memory only"),
     Option("max_steps", "integer", None, "end the run after N optimizer steps", "N", 1),
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
-    Option("grad_norm_every", "integer", None, "steps per gradient norm; 0: off", "N", 0, 10**6),
-    Option("memory_every", "integer", None, "steps per memory sample; 0: off", "N", 0, 10**6),
+    Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
+    Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),
     Option("stall_after", "seconds", 30.0, "silence that counts as a stall", "SECONDS", 1),
     Option("grace", "seconds", 25.0, "time between SIGTERM and SIGKILL of a stop", "SECONDS", 0),
     Option("die_with_keeper", "switch", False, "kill the script if its keeper is killed"),

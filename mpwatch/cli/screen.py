@@ -99,9 +99,11 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
     try:
         # Textual draws on stderr, which may be a file.
         os.dup2(OUTPUT, ERRORS)
+        from mpwatch.cli.revive import ensure_hub
+        from mpwatch.stopping import stop_now
         from mpwatch_tui.entry import show
 
-        code = show(**options, guard=guard)
+        code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except BaseException:

@@ -82,6 +82,10 @@ def test_no_record_on_request(place: Place) -> None:
     assert not (place.directory / "mpwatch-runs").exists()
     (entry,) = json.loads(place.mpwatch("ls", "--json").stdout)
     assert entry["recorded"] is False
+    # From another directory it is nobody's business, over as it is.
+    elsewhere = place.directory / "elsewhere"
+    elsewhere.mkdir()
+    assert json.loads(place.mpwatch("ls", "--json", cwd=elsewhere).stdout) == []
 
 
 def root_of(place: Place) -> Path:

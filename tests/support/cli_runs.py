@@ -63,7 +63,7 @@ class Place:
         options.setdefault("input", b"")
         return subprocess.run(
             command,
-            cwd=self.directory,
+            cwd=options.pop("cwd", self.directory),
             env=environment,
             capture_output=True,
             timeout=DEADLINE_S,

@@ -1,4 +1,4 @@
-"""Runs the style scripts, each once plain and once watched, two processes at a time.
+"""Runs the style scripts, each once plain and once watched, as many at a time as there is room.
 
 A watched run is what a person gets: `python -m mpwatch run --headless SCRIPT`. A plain run is
 `python SCRIPT`; where a row of the table does not ask for an interpreter of its own it is forked
@@ -40,7 +40,9 @@ class StyleRuns:
     def __init__(self, directory: Path, styles: Iterable[Style]) -> None:
         self._directory = directory
         self._nursery = Nursery()
-        self._pool = ThreadPoolExecutor(max_workers=2)
+        # Under pytest-xdist the other cores have tests of their own.
+        room = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+        self._pool = ThreadPoolExecutor(max_workers=room)
         self._plain: dict[str, Future[Finished]] = {}
         self._watched: dict[str, Future[Finished]] = {}
         for style in styles:
