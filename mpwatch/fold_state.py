@@ -9,9 +9,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from mpwatch.codec import Frame
-from mpwatch.events import OptimizerDescribed, PhaseMemory, SystemSampled
+from mpwatch.events import (
+    ActivationsSampled,
+    GradientsSampled,
+    OptimizerDescribed,
+    PhaseMemory,
+    SystemSampled,
+)
 from mpwatch.quantiles import LogHistogram
-from mpwatch.store import AttemptSeen, FaultSeen, HookSeen, OverflowSeen
+from mpwatch.store import AttemptSeen, DiagnosisSeen, FaultSeen, HookSeen, OverflowSeen
 
 MAX_SEGMENTS: Final = 4000
 MAX_ENTRIES: Final = 200
@@ -184,6 +190,10 @@ class FoldState(msgspec.Struct):
     memory: dict[str, MemoryState] = {}
     overflows: list[OverflowSeen] = []
     overflow_count: int = 0
+    diagnoses: list[DiagnosisSeen] = []
+    locate_us: float | None = None
+    gradients: GradientsSampled | None = None
+    activations: ActivationsSampled | None = None
     commands: dict[str, CommandState] = {}
     faults: list[FaultSeen] = []
     missing_frames: int = 0

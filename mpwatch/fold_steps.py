@@ -10,15 +10,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mpwatch import events
+from mpwatch import events, fold_overflows
 from mpwatch.codec import Frame
-from mpwatch.fold_state import FoldState, MemoryState, RecentStep, StepCounts, append, rank_of
+from mpwatch.fold_state import FoldState, MemoryState, RecentStep, StepCounts, rank_of
 from mpwatch.quantiles import LogHistogram
-from mpwatch.store import OverflowSeen
 from mpwatch.vocabulary import clean_text
 
 RECENT_STEPS: Final = 50
-MAX_OVERFLOWS: Final = 500
 MAX_PHASES: Final = 16
 MAX_RATES: Final = 32
 LEAD_RANK: Final = 0
@@ -58,6 +56,8 @@ def _leading_step(state: FoldState, event: events.StepFinished) -> None:
         )
     if event.grad_norm is not None:
         state.grad_norm = event.grad_norm
+    if event.locate_us is not None and is_duration(event.locate_us):
+        state.locate_us = event.locate_us
     if event.learning_rates:
         state.learning_rates = event.learning_rates[:MAX_RATES]
     state.samples_known |= event.samples is not None
@@ -87,15 +87,7 @@ def _memory(state: FoldState, memory: dict[str, events.PhaseMemory]) -> None:
 
 def _overflow(state: FoldState, frame: Frame, event: events.StepFinished) -> None:
     state.overflow_count += 1
-    seen = OverflowSeen(
-        step=event.step,
-        attempt=frame.attempt,
-        rank=frame.rank,
-        optimizer=event.optimizer,
-        loss_scale_before=event.loss_scale_before,
-        loss_scale_after=event.loss_scale_after,
-    )
-    append(state.overflows, seen, MAX_OVERFLOWS)
+    fold_overflows.happened(state, frame, event)
 
 
 def window_discarded(state: FoldState, frame: Frame, event: events.WindowDiscarded) -> None:

@@ -25,9 +25,9 @@ _SAME: Final = (
     "learning_rates", "overflow_count", "missing_frames", "described", "roots", "device", "scaler",
     "compiled", "notes", "torch_version", "python_version", "threads", "world_size", "silent_s",
     "stopping", "system", "first_event_time", "last_event_time", "hubs", "record_dropped",
-    "record_error",
+    "record_error", "locate_us", "gradients", "activations",
 )  # fmt: skip
-_LISTS: Final = ("overflows", "faults", "hooks_disabled", "attempts")
+_LISTS: Final = ("overflows", "diagnoses", "faults", "hooks_disabled", "attempts")
 
 
 def view_of(state: FoldState) -> RunView:

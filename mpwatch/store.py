@@ -9,7 +9,12 @@ from typing import Any
 
 import msgspec
 
-from mpwatch.events import OptimizerDescribed, SystemSampled
+from mpwatch.events import (
+    ActivationsSampled,
+    GradientsSampled,
+    OptimizerDescribed,
+    SystemSampled,
+)
 
 
 class PhaseSeconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +34,11 @@ class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverflowSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose gradients were not finite."""
+    """A step whose gradients were not finite, and what was found of it.
+
+    The fields up to `evidence` are those of `OverflowLocated`, with `kind` for its `nonfinite`;
+    `verdict` is None where nobody looked.
+    """
 
     step: int
     attempt: int
@@ -37,6 +46,30 @@ class OverflowSeen(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: int
     loss_scale_before: float | None
     loss_scale_after: float | None
+    micro_batch: int | None = None
+    micro_batch_reason: str = ""
+    parameter: str | None = None
+    module: str | None = None
+    kind: str | None = None
+    where: str | None = None
+    loss_scale: float | None = None
+    headroom_octaves: float | None = None
+    parameters_hit: int | None = None
+    order: str | None = None
+    verdict: str | None = None
+    evidence: str = ""
+    dumped: str = ""
+
+
+class DiagnosisSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong with the run: `severity` is info, warning or fault."""
+
+    name: str
+    severity: str
+    step: int
+    evidence: str
+    advice: str
+    rank: int = 0
 
 
 class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +181,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: dict[str, PhaseBytes] = {}
     overflows: tuple[OverflowSeen, ...] = ()
     overflow_count: int = 0
-    diagnoses: tuple[dict[str, Any], ...] = ()
+    diagnoses: tuple[DiagnosisSeen, ...] = ()
     commands: tuple[CommandSeen, ...] = ()
     decisions: tuple[dict[str, Any], ...] = ()
     checkpoints: tuple[dict[str, Any], ...] = ()
@@ -160,6 +193,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     agent_us_per_step: float | None = None
     agent_sampled_us_per_step: float | None = None
     locate_us: float | None = None
+    gradients: GradientsSampled | None = None
+    activations: ActivationsSampled | None = None
     optimizers: tuple[OptimizerSeen, ...] = ()
     ranks: tuple[RankSeen, ...] = ()
     attempts: tuple[AttemptSeen, ...] = ()

@@ -44,6 +44,7 @@ SCALERS: Final[tuple[str, ...]] = (
     "doubling",
     "histogram",
 )
+LOCATE_MODES: Final[tuple[str, ...]] = ("auto", "full", "off")
 POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 
 # Default cadences, in steps of the leading optimizer.

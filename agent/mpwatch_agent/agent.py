@@ -27,6 +27,7 @@ from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
+from mpwatch_agent.locating import Locator
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.outbox import Outbox
 from mpwatch_agent.patches import PatchTable
@@ -92,6 +93,9 @@ class Agent:
         self.roots = Roots(
             self.guard("forward of a root", self.forward_begins), self.guard, self.gate, self.loop
         )
+        self.locator = Locator(self.gate, self.loop, self.roots, settings.get("locate") or "auto")
+        self._locate_over = self._shield.guard_part("overflow location", self.locator.step_over)
+        self._listen()
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
         self.accumulating = Accumulating(self, settings)
@@ -113,6 +117,15 @@ class Agent:
         runtime = Path(self._spec["runtime_directory"])
         directory = Path(self._spec["run_directory"])
         return Faults(mine, self.loop, self.roots, runtime, directory, self.tell_at_once)
+
+    def _listen(self) -> None:
+        """Let the locator hear what happens, each moment guarded by itself."""
+        locator, guard = self.locator, self._shield.guard_part
+        self.loop.hears_losses = guard("losses", locator.backward_begins)
+        self.loop.windows.backward_ended = guard("micro-batch flags", locator.backward_ended)
+        self.sampling.whole = guard("whole gradients", locator.gradients_whole)
+        self.sampling.clipped = guard("norm of a clip", locator.clip_ended)
+        self.sampling.concluded = guard("end of a window", locator.step_concluded)
 
     def install(self) -> None:
         """Put the hooks on."""
@@ -180,6 +193,7 @@ class Agent:
         self.loop.tracks.of(optimizer)
         self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
+        self.locator.optimizer_made()
 
     def _may_wait(self) -> bool:
         """Whether hooks may leave their work to the next one: nobody has to act in between."""
@@ -233,6 +247,9 @@ class Agent:
         if scaler._enabled:
             self._before_update(optimizer)
             self.loop.still_scaled = False
+
+    def unscale_ends(self, scaler: Any, optimizer: Any) -> None:
+        self.locator.unscaled(scaler, optimizer)
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
@@ -290,7 +307,10 @@ class Agent:
             # Once two windows were seen, what there is of a loop is known.
             if not self._said_loop and draft.step - self.loop.steps_before >= 2:
                 self._say_loop()
+        located = self._locate_over(draft)
         self.reports.step(draft, self.loop.steps)
+        if located is not None:
+            self.tell_at_once(located)
 
     def _say_loop(self) -> None:
         self._said_loop = True

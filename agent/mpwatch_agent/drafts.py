@@ -39,6 +39,9 @@ class StepDraft:
         self.memory: dict[str, PhaseMemory] | None = None
         self.agent_s = 0.0
         self.sampled_s = 0.0
+        self.locate_us: float | None = None
+        # What was found where gradients were not finite.
+        self.located: Any = None
         self.mark: Any = None
         self.time = 0.0
 
@@ -65,7 +68,7 @@ class StepDraft:
             micro_batches=len(self.window),
             script_window=max(1, self.usual_window),
             multiplier=self.multiplier,
-            overflow=_overflow(skipped, self.checked, norm),
+            overflow=_overflow(skipped or self.located is not None, self.checked, norm),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,
             loss=_mean(losses, divisor),
@@ -80,6 +83,7 @@ class StepDraft:
             memory=self.memory,
             agent_s=self.agent_s,
             sampled_s=self.sampled_s,
+            locate_us=self.locate_us,
         )
 
     def _divisor(self) -> float | None:

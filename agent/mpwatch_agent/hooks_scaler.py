@@ -45,6 +45,7 @@ def scale(agent: "Agent") -> Wrap:
 def unscale(agent: "Agent") -> Wrap:
     gate = agent.gate
     begins = agent.guard("GradScaler.unscale_", agent.unscale_begins)
+    ends = agent.guard("end of GradScaler.unscale_", agent.unscale_ends)
     swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
 
     def make(original: Any) -> Any:
@@ -54,7 +55,10 @@ def unscale(agent: "Agent") -> Wrap:
                 if gate.steers and swallows(self, optimizer):
                     return None
                 begins(self, optimizer)
-            return original(self, optimizer)
+            result = original(self, optimizer)
+            if self._enabled and not gate.passes():
+                ends(self, optimizer)
+            return result
 
         return unscale_
 

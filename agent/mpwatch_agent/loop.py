@@ -52,6 +52,8 @@ class Loop:
         # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
         # that no other tensor can take its identity.
         self.unscaled: dict[int, tuple[Any, Any]] = {}
+        # Told of a backward and its micro-batch once the losses are read.
+        self.hears_losses: Callable[[Any, MicroBatch], None] | None = None
         self._finished = finished
         self._say = say
         self._batch: Any = None
@@ -183,6 +185,8 @@ class Loop:
             micro.divisor = divisor_of(loss)
         if unscaled:
             unscaled.clear()
+        if self.hears_losses is not None:
+            self.hears_losses(tensors, micro)
 
     def _may_be_divided(self) -> bool:
         """Whether to look for a divisor in this window's first loss: dear, so not in each one."""

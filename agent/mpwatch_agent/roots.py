@@ -105,6 +105,10 @@ class Roots:
         """The first root that still lives."""
         return next((m for m in (ref() for ref in self._roots) if m is not None), None)
 
+    def modules(self) -> list[nn.Module]:
+        """The roots that still live."""
+        return [module for module in (ref() for ref in self._roots) if module is not None]
+
     # --- search -----------------------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Any) -> None:

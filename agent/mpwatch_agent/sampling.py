@@ -6,6 +6,7 @@ the agent can say what each of them costs.
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.events import PhaseMemory
@@ -37,11 +38,20 @@ class Sampling:
         self._clips: list[tuple[Reading, bool]] = []
         self._clip_is_whole: bool | None = None
         self._edges: MemoryEdges | None = None
+        # Told what `Locator` has methods of the same names for; guarded by the agent.
+        self.whole: Callable[[OptimizerTrack, Any, Reading], None] | None = None
+        self.clipped: Callable[[Reading], None] | None = None
+        self.concluded: Callable[[OptimizerTrack, StepDraft], None] | None = None
 
     # --- gradient norm ----------------------------------------------------------------------
 
     def before_update(self, loop: "Loop", track: OptimizerTrack, optimizer: Any) -> None:
         """Gradients of `track` are whole: take their norm if this step is sampled."""
+        self._take_norm(loop, track, optimizer)
+        if self.whole is not None:
+            self.whole(track, optimizer, self._norms.get(track.serial, (None, False))[0])
+
+    def _take_norm(self, loop: "Loop", track: OptimizerTrack, optimizer: Any) -> None:
         if not self.grad_norm_every or track.steps % self.grad_norm_every:
             return
         start = time.perf_counter()
@@ -65,6 +75,8 @@ class Sampling:
         # One is enough to report, two to know that neither is the whole norm.
         if norm_type == 2 and len(self._clips) < 2:
             self._clips.append((loop.reader.keep(norm), loop.still_scaled))
+            if self.clipped is not None:
+                self.clipped(self._clips[-1][0])
 
     def after_update(self, loop: "Loop", track: OptimizerTrack, draft: StepDraft) -> None:
         """The window is over: give its draft the best norm there is."""
@@ -75,6 +87,8 @@ class Sampling:
             self._clips = []
         if own is not None and clip is not None and len(loop.tracks.live) == 1:
             self._compare(own, clip, loop.scale_reading())
+        if self.concluded is not None:
+            self.concluded(track, draft)
         best = own if own is not None else (clip if self._clip_is_whole else None)
         if best is not None:
             draft.grad_norm, draft.norm_is_scaled = best

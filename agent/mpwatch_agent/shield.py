@@ -112,6 +112,28 @@ class Shield:
 
         return self.guard(name, steer)
 
+    def guard_part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Guard a part that is only called from guarded functions: its failure is its own.
+
+        Time and the script's modes are the caller's matter.
+        """
+        alive = True
+
+        def part(*args: Any) -> Any:
+            nonlocal alive
+            if not alive:
+                return None
+            try:
+                return function(*args)
+            except BaseException as error:
+                if _belongs_to_script(error):
+                    raise
+                alive = False
+                self._report(name, f"{type(error).__name__}: {error}")
+                return None
+
+        return part
+
     def _report(self, name: str, text: str) -> None:
         try:
             self._on_failure(name, text)

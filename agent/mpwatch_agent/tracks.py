@@ -21,7 +21,7 @@ class MicroBatch:
     the script divided its loss by, where the graph shows one.
     """
 
-    __slots__ = ("backwards", "consumed", "divisor", "losses", "samples", "tokens")
+    __slots__ = ("backwards", "consumed", "divisor", "flags", "losses", "samples", "tokens")
 
     def __init__(self) -> None:
         self.losses: list[Reading] = []
@@ -31,6 +31,8 @@ class MicroBatch:
         self.tokens: int | None = None
         self.backwards = 0
         self.consumed = False
+        # By an optimizer's serial number: a device's number that is finite if gradients were.
+        self.flags: dict[int, Any] = {}
 
     def loss(self) -> float | None:
         """The sum of what was passed to backward; None where any part of it is unknown."""

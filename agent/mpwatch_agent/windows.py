@@ -35,6 +35,8 @@ class Windows:
         self.banks = False
         # `zero_grad` is how this script clears: no need to look for gradients set to None.
         self.clears_by_hook = False
+        # Told of each micro-batch whose backward has added to gradients.
+        self.backward_ended: Callable[[MicroBatch], None] | None = None
         self._discarded = discarded
         self._before: Before = []
 
@@ -91,6 +93,8 @@ class Windows:
                     track.window.append(micro)
                     track.last_micro = micro
                     track.whole = False
+        if self.backward_ended is not None:
+            self.backward_ended(micro)
 
     def micro_index(self) -> int:
         """Position of the open micro-batch in the leader's window, from 0."""
