@@ -10,6 +10,7 @@ from mpwatch.events import AccumulationChanged
 from mpwatch_agent import hooks_accumulation
 from mpwatch_agent.accumulation import Accumulation
 from mpwatch_agent.patches import PatchTable
+from mpwatch_agent.schedules import Schedules
 
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
@@ -23,6 +24,7 @@ class Accumulating:
         self._k = int(settings.get("accumulate") or 1)
         self.schedule = str(settings.get("schedule") or "updates")
         self.part: Accumulation | None = None
+        self.schedules: Schedules | None = None
         self._table: PatchTable | None = None
 
     def install(self, table: PatchTable) -> None:
@@ -37,6 +39,7 @@ class Accumulating:
         assert self._table is not None
         agent = self._agent
         part = self.part = Accumulation(agent.loop, k, self._refused)
+        self.schedules = Schedules(part, agent.loop, self.schedule, agent.reports.tell)
         agent.loop.lazy = False
         agent.loop.concluded = agent.guard_steering("end of a window", part.concluded)
         agent.steering.add(part)

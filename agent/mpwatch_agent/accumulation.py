@@ -48,8 +48,10 @@ class Accumulation(Part):
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
         self._owned: tuple[Any, set[int]] = (None, set())
-        # Whether the last step of an optimizer, by its serial number, was swallowed.
+        # Whether the last step of an optimizer, by its serial number, was swallowed, and how
+        # many script windows it has had.
         self.last_swallowed: dict[int, bool] = {}
+        self.script_windows: dict[int, int] = {}
         loop.windows.banks = True
 
     # --- what others ask ----------------------------------------------------------------------
@@ -107,15 +109,15 @@ class Accumulation(Part):
             self.refuse(reason)
 
     def _owned_leaves(self) -> set[int]:
-        optimizers = [track.ref() for track in self._loop.tracks.live]
+        live = [(track.serial, track.ref()) for track in self._loop.tracks.live]
         key = [
-            (id(optimizer), len(group["params"]))
-            for optimizer in optimizers
+            (serial, len(group["params"]))
+            for serial, optimizer in live
             if optimizer is not None
             for group in optimizer.param_groups
         ]
         if key != self._owned[0]:
-            owned = {id(p) for o in optimizers if o is not None for p in parameters_of(o)}
+            owned = {id(p) for _, o in live if o is not None for p in parameters_of(o)}
             self._owned = (key, owned)
         return self._owned[1]
 
@@ -209,6 +211,8 @@ class Accumulation(Part):
         return self._bank(optimizer)
 
     def swallows_update(self, scaler: Any) -> bool:
+        if not scaler._enabled:
+            return False
         key = id(scaler)
         stepped, unscaled = key in self._stepped, key in self._unscaled
         self._stepped.discard(key)
@@ -267,6 +271,8 @@ class Accumulation(Part):
                 window.stash.clear()  # all of it is in the gradients already
                 self.refuse("the script does not clear its gradients between steps")
             window.swallows = self.refused is None and len(window.generations) + 1 < self.k
+            if self.refused is not None and not window.merged:
+                self._merge(window, optimizer)
         return window.swallows
 
     def _bank(self, optimizer: Any) -> bool:
@@ -285,8 +291,7 @@ class Accumulation(Part):
         window.stash.add(optimizer, divisor)
         window.banked(self._generation)
         track.multiplier = self.k
-        self.last_swallowed[track.serial] = True
-        self.grads_taken = 0
+        self._script_window_over(track, swallowed=True)
         loop.swallowed(track)
         return True
 
@@ -312,7 +317,12 @@ class Accumulation(Part):
     def concluded(self, track: OptimizerTrack, optimizer: Any, draft: Any) -> None:
         """A real step is over, applied or skipped."""
         self._windows.pop(track.serial, None)
-        self.last_swallowed[track.serial] = False
+        self._script_window_over(track, swallowed=False)
+
+    def _script_window_over(self, track: OptimizerTrack, *, swallowed: bool) -> None:
+        serial = track.serial
+        self.last_swallowed[serial] = swallowed
+        self.script_windows[serial] = self.script_windows.get(serial, 0) + 1
         self.grads_taken = 0
 
     def cleared(self, optimizer: Any) -> None:
@@ -356,7 +366,7 @@ class Accumulation(Part):
             if window.merged:
                 window.stash.clear()
                 window.merged = False
-            window.swallows = False
+            window.swallows = None
             if not self._loop.windows.in_backward:
                 self._give_back(window.track, k)
         for track in self._loop.tracks.live:
@@ -372,4 +382,11 @@ class Accumulation(Part):
             scale_gradients(optimizer, k)
 
     def abandon(self, reason: str) -> None:
+        deciding = [window for window in self._windows.values() if window.swallows is False]
         self.refuse(reason)
+        for window in deciding:
+            # Its update has begun: nobody may come by again before the step.
+            optimizer = window.track.ref()
+            if optimizer is not None and not window.merged:
+                window.swallows = False
+                self._merge(window, optimizer)

@@ -25,9 +25,56 @@ def install(table: PatchTable, agent: "Agent", accumulating: "Accumulating") -> 
             torch.nn.utils, "clip_grads_with_norm_", vars(clip_grad)["_clip_grads_with_norm_"]
         )
     table.replace(torch.autograd, "grad", autograd_grad(agent, accumulating))
+    schedulers = torch.optim.lr_scheduler
+    make = scheduler_step(agent, accumulating)
+    for scheduler in _classes(schedulers.LRScheduler):
+        table.replace(scheduler, "step", make)
+    table.add(schedulers.LRScheduler, "__init_subclass__", scheduler_made(table, make))
     table.replace(
         swa_utils.AveragedModel, "update_parameters", averaged_update(agent, accumulating)
     )
+
+
+def _classes(base: Any) -> list[Any]:
+    """`base` and every class below it, each once."""
+    found: dict[Any, None] = {base: None}
+    for below in base.__subclasses__():
+        found.update(dict.fromkeys(_classes(below)))
+    return list(found)
+
+
+def scheduler_made(table: PatchTable, make: Wrap) -> Any:
+    """The `__init_subclass__` of schedulers: a class of the script's is hooked when it is made."""
+
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
+        super(torch.optim.lr_scheduler.LRScheduler, cls).__init_subclass__(**kwargs)
+        table.replace(cls, "step", make)
+
+    return classmethod(__init_subclass__)
+
+
+def scheduler_step(agent: "Agent", accumulating: "Accumulating") -> Wrap:
+    gate = agent.gate
+    schedules = accumulating.schedules
+    assert schedules is not None
+    swallows = agent.guard_steering("steering at a scheduler", schedules.swallows)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # Schedulers step each other: the outermost decides.
+            outermost = schedules.depth == 0
+            if gate.steers and outermost and not gate.passes() and swallows(self, args, kwargs):
+                return None
+            schedules.depth += 1
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                schedules.depth -= 1
+
+        return step
+
+    return make
 
 
 def clipping(agent: "Agent", accumulating: "Accumulating") -> Wrap:
