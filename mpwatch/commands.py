@@ -12,6 +12,8 @@ import msgspec
 
 from mpwatch.errors import UsageError
 
+MAX_MULTIPLIER: Final = 1_000_000
+
 
 def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
@@ -58,6 +60,22 @@ class SetSampling(Command, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is {value}; allowed are 0 (off) to 1000000 steps")
 
 
+class SetAccumulation(Command, frozen=True, kw_only=True):
+    """Let `multiplier` windows of the script make one update; 1 leaves the script as it is.
+
+    Takes effect at the next training forward after a step, once two windows were watched.
+    """
+
+    multiplier: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.multiplier <= MAX_MULTIPLIER:
+            raise ValueError(
+                f"multiplier is {self.multiplier}; allowed are 1 (off) to {MAX_MULTIPLIER}"
+                " windows of the script"
+            )
+
+
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A command on its way: `id` is unique per request, `by` is "person" or "controller"."""
 
@@ -69,7 +87,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
 COMMANDS: Final[dict[str, type[Command]]] = {
     str(cls.__struct_config__.tag): cls for cls in Command.__subclasses__()
 }
-_UNION = Pause | Unpause | StopAtBoundary | SetSampling
+_UNION = Pause | Unpause | StopAtBoundary | SetSampling | SetAccumulation
 _DECODER: Final = msgspec.msgpack.Decoder(_UNION)
 
 

@@ -6,11 +6,15 @@ of it exists in a run that does not ask for it.
 
 from typing import TYPE_CHECKING, Any
 
+from mpwatch.commands import SetAccumulation
 from mpwatch.events import AccumulationChanged
 from mpwatch_agent import hooks_accumulation
 from mpwatch_agent.accumulation import Accumulation
 from mpwatch_agent.patches import PatchTable
 from mpwatch_agent.schedules import Schedules
+
+# So many windows are watched before the first live change.
+WATCHED_WINDOWS = 2
 
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
@@ -39,12 +43,44 @@ class Accumulating:
         assert self._table is not None
         agent = self._agent
         part = self.part = Accumulation(agent.loop, k, self._refused)
+        part.at_window_start = self._at_backward
         self.schedules = Schedules(part, agent.loop, self.schedule, agent.reports.tell)
         agent.loop.lazy = False
         agent.loop.concluded = agent.guard_steering("end of a window", part.concluded)
         agent.steering.add(part)
         hooks_accumulation.install(self._table, agent, self)
         return part
+
+    def command(self, command: SetAccumulation) -> str | None:
+        """Change K at this boundary.
+
+        Returns:
+            A note on what was done; None while the loop is not known well enough yet.
+
+        Raises:
+            ValueError: accumulation is refused in this loop, and why.
+        """
+        part = self.part or self.begin(1)
+        if part.refused is not None:
+            raise ValueError(f"accumulation is refused: {part.refused}")
+        if part.gathering or part.windows_watched < WATCHED_WINDOWS:
+            return None
+        if part.k == 1 and part.unfit is not None:
+            raise ValueError(f"accumulation is refused: {part.unfit}")
+        before, after = part.k, command.multiplier
+        window = self._script_window()
+        if before == after:
+            return f"was {after} already"
+        part.k = after
+        self._tell(before, after, "command")
+        return f"{window * after} micro-batches per update ({window} of the script x {after})"
+
+    def _script_window(self) -> int:
+        leader = self._agent.loop.tracks.leader
+        return max(1, leader.usual_window) if leader is not None else 1
+
+    def _at_backward(self) -> None:
+        self._agent.boundary.settle_deferred(in_backward=True)
 
     def _refused(self, reason: str) -> None:
         from mpwatch_agent.agent import say_on_stderr

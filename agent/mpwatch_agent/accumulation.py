@@ -32,6 +32,9 @@ class Accumulation(Part):
     def __init__(self, loop: Loop, k: int, said: Callable[[str], None]) -> None:
         self.k = k
         self.refused: str | None = None
+        # Real windows seen so far, and what was seen that K > 1 would have to refuse.
+        self.windows_watched = 0 if k == 1 else 2
+        self.unfit: str | None = None
         # Asked before each backward and each training forward: may change `k` at a boundary.
         self.at_window_start: Callable[[], None] | None = None
         # Calls of `torch.autograd.grad` since the last step of any optimizer.
@@ -79,10 +82,10 @@ class Accumulation(Part):
         self._settle_unfinished_updates()
         if self.at_window_start is not None and not windows.roots_seen:
             self.at_window_start()
-        if self.k == 1:
+        if self.k == 1 and self.refused is not None:
             return arguments
         try:
-            self._refuse_foreign_leaves(arguments)
+            self._look_at_leaves(arguments)
             if self.k == 1:
                 return arguments
             seeded = self._seeds.divided(arguments, self.k)
@@ -99,14 +102,21 @@ class Accumulation(Part):
             for track in self._loop.tracks.live:
                 self._give_back(track, seed)
 
-    def _refuse_foreign_leaves(self, arguments: Arguments) -> None:
+    def _look_at_leaves(self, arguments: Arguments) -> None:
         args, kwargs = arguments
         tensors = args[0] if args else kwargs.get("tensors")
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
         inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
         reason = self.leaves.look(roots, inputs, self._owned_leaves())
         if reason is not None:
+            self._found_unfit(reason)
+
+    def _found_unfit(self, reason: str) -> None:
+        """Refuse, or, while K is 1 and nothing is at stake, remember why K must stay 1."""
+        if self.k > 1:
             self.refuse(reason)
+        else:
+            self.unfit = reason
 
     def _owned_leaves(self) -> set[int]:
         live = [(track.serial, track.ref()) for track in self._loop.tracks.live]
@@ -229,10 +239,10 @@ class Accumulation(Part):
         track = loop.tracks.of(optimizer)
         if track.depth or loop.in_scaler_step is track:
             return False
-        if self.k > 1:
+        if self.refused is None:
             reason = self._unsteppable(arguments)
             if reason is not None:
-                self.refuse(reason)
+                self._found_unfit(reason)
         if self.refused is not None and loop.windows.in_backward and self._seed_in_flight != 1:
             # A step inside a backward that was seeded before it was known.
             scale_gradients(optimizer, self._seed_in_flight)
@@ -317,6 +327,7 @@ class Accumulation(Part):
     def concluded(self, track: OptimizerTrack, optimizer: Any, draft: Any) -> None:
         """A real step is over, applied or skipped."""
         self._windows.pop(track.serial, None)
+        self.windows_watched += track is self._loop.tracks.leader
         self._script_window_over(track, swallowed=False)
 
     def _script_window_over(self, track: OptimizerTrack, *, swallowed: bool) -> None:

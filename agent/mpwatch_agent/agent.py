@@ -99,6 +99,7 @@ class Agent:
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
         self.accumulating = Accumulating(self, settings)
+        self.boundary.defers = self.accumulating.command
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
         self._gradients_whole = self.guard_steering(
@@ -232,6 +233,8 @@ class Agent:
             stop = self.boundary.act()
             # What acting took (a pause) is no part of the forward.
             now = time.perf_counter()
+        if training and not loop.windows.unstepped:
+            self.boundary.settle_deferred()
         if training and self.gate.steers:
             self._forward_steered(arguments)
         loop.forward_begins(now, training, sizes_of(arguments))

@@ -93,11 +93,16 @@ class Loop:
         leader = self.tracks.leader
         return self.steps_before + (leader.steps if leader else 0)
 
-    def at_boundary(self) -> bool:
-        """Whether a command may act: after the last step of a round, before any new gradient."""
+    def at_boundary(self, *, in_backward: bool = False) -> bool:
+        """Whether a command may act: after the last step of a round, before any new gradient.
+
+        `in_backward`: also where the first backward of a window has just been entered.
+        """
         self.settle()
         windows = self.windows
-        if windows.unstepped or windows.in_backward or self.in_scaler_step is not None:
+        if windows.unstepped or self.in_scaler_step is not None:
+            return False
+        if windows.in_backward and not in_backward:
             return False
         if self._pending and self._updates_come:
             return False
