@@ -42,7 +42,7 @@ class Accumulating:
         """Put the part and its patches on."""
         assert self._table is not None
         agent = self._agent
-        part = self.part = Accumulation(agent.loop, k, self._refused)
+        part = self.part = Accumulation(agent.loop, k, self._refused, lambda: agent.gate.compiles)
         part.at_window_start = self._at_backward
         self.schedules = Schedules(part, agent.loop, self.schedule, agent.reports.tell)
         agent.loop.lazy = False

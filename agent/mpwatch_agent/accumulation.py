@@ -14,6 +14,7 @@ from mpwatch_agent.leaves import LeafWatch
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.open_window import OpenWindow, is_empty
 from mpwatch_agent.seeds import Seeds, Unseedable
+from mpwatch_agent.shield import under_compiled
 from mpwatch_agent.stash import parameters_of, scale_gradients
 from mpwatch_agent.steering import Arguments, Part
 from mpwatch_agent.tracks import OptimizerTrack
@@ -29,7 +30,9 @@ class Clip(NamedTuple):
 class Accumulation(Part):
     """K script windows per step. `said(reason)` is told once when K has to be 1."""
 
-    def __init__(self, loop: Loop, k: int, said: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, k: int, said: Callable[[str], None], compiles: Callable[[], bool]
+    ) -> None:
         self.k = k
         self.refused: str | None = None
         # Real windows seen so far, and what was seen that K > 1 would have to refuse.
@@ -42,11 +45,14 @@ class Accumulation(Part):
         self.leaves = LeafWatch()
         self._loop = loop
         self._said = said
+        self._compiles = compiles
         self._seeds = Seeds()
         self._windows: dict[int, OpenWindow] = {}
         # Numbers the outermost backwards; the newest one's seed while it runs.
         self._generation = 0
         self._seed_in_flight = 1
+        # The newest backward came out of compiled code, where a step may come from as well.
+        self._backward_compiled = False
         # Scalers of which an update belongs to a swallowed window: by unscale, by step.
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
@@ -75,7 +81,9 @@ class Accumulation(Part):
     # --- backward -----------------------------------------------------------------------------
 
     def backward_begins(self, arguments: Arguments) -> Arguments:
+        self._settle_refused_backward()
         self._generation += 1
+        self._backward_compiled = self._compiles() and under_compiled()
         windows = self._loop.windows
         if windows.stepping:
             return arguments  # a closure's: its step was refused
@@ -96,9 +104,14 @@ class Accumulation(Part):
         return seeded
 
     def backward_ended(self, completed: bool) -> None:
-        seed, self._seed_in_flight = self._seed_in_flight, 1
+        self._settle_refused_backward()
+        self._seed_in_flight = 1
+
+    def _settle_refused_backward(self) -> None:
+        """A backward that was refused while it ran has ended: what it brought is the script's."""
+        seed = self._seed_in_flight
         if self.refused is not None and seed != 1:
-            # Refused while it ran: what it brought is the script's own again.
+            self._seed_in_flight = 1
             for track in self._loop.tracks.live:
                 self._give_back(track, seed)
 
@@ -256,6 +269,8 @@ class Accumulation(Part):
             return "the optimizer's step is given a closure"
         if self._loop.windows.in_backward:
             return "the optimizer steps inside the backward"
+        if self._compiles() and under_compiled() and not self._backward_compiled:
+            return "the optimizer's step is compiled"
         return None
 
     def gradients_whole(self, optimizer: Any) -> None:
@@ -265,13 +280,16 @@ class Accumulation(Part):
             return
         if self._swallows(optimizer):
             self.refuse("a step cannot be swallowed: its class was made before the hooks")
-        self._merge(window, optimizer)
+        if not window.merged:
+            self._merge(window, optimizer)
 
     # --- one script window --------------------------------------------------------------------
 
     def _swallows(self, optimizer: Any) -> bool:
         track = self._loop.tracks.of(optimizer)
         window = self._windows.get(track.serial)
+        if not self._loop.windows.in_backward:
+            self._settle_refused_backward()
         if window is None:
             if self.k == 1:
                 return False
@@ -297,15 +315,19 @@ class Accumulation(Part):
                 return False
             divisor = self.k  # `autograd.grad` is not seeded
             self._generation += 1
+        # Until all of it is done the gradients are in two places, and must not be added up.
+        window.unsure = True
         window.follow_scale(loop.scaler if loop.scaled else None)
         window.stash.add(optimizer, divisor)
         window.banked(self._generation)
         track.multiplier = self.k
         self._script_window_over(track, swallowed=True)
         loop.swallowed(track)
+        window.unsure = False
         return True
 
     def _merge(self, window: OpenWindow, optimizer: Any) -> None:
+        """Add what was kept to the gradients of the last script window."""
         gathered = len(window.generations)
         backwards = window.backwards()
         if self.refused is None:
@@ -313,8 +335,8 @@ class Accumulation(Part):
             flaw = window.flaw(self.k, self._generation)
             if flaw is not None:
                 self.refuse(flaw)
-        window.merged = True
         window.follow_scale(self._loop.scaler if self._loop.scaled else None)
+        window.unsure = True
         if not backwards and self.refused is None:
             for parameter in parameters_of(optimizer):
                 if parameter.grad is not None:
@@ -323,6 +345,7 @@ class Accumulation(Part):
         if self.refused is not None and gathered:
             # Divided by what arrived, not by what was asked for.
             scale_gradients(optimizer, 1 / (gathered + bool(backwards)))
+        window.merged, window.unsure = True, False
 
     def concluded(self, track: OptimizerTrack, optimizer: Any, draft: Any) -> None:
         """A real step is over, applied or skipped."""
@@ -363,25 +386,13 @@ class Accumulation(Part):
         if self.refused is not None:
             return
         self.refused, k, self.k = reason, self.k, 1
-        for window in self._windows.values():
-            optimizer = window.track.ref()
-            if optimizer is None:
-                continue
-            if window.merged and len(window.generations) == k - 1 and not more_comes:
-                continue  # complete: it is as it should be
-            if window.stash.broken:
-                reason += f"; {len(window.generations)} script windows were lost"
-                window.stash.clear()
-                window.generations.clear()
-            window.stash.scale(k)
-            if window.merged:
-                window.stash.clear()
-                window.merged = False
-            window.swallows = None
-            if not self._loop.windows.in_backward:
-                self._give_back(window.track, k)
         for track in self._loop.tracks.live:
-            if track.serial not in self._windows and not self._loop.windows.in_backward:
+            window = self._windows.get(track.serial)
+            if window is not None:
+                if window.merged and len(window.generations) == k - 1 and not more_comes:
+                    continue  # complete: it is as it should be
+                reason += window.give_up(k)
+            if self._seed_in_flight == 1:
                 self._give_back(track, k)
         self._said(reason)
 

@@ -112,8 +112,11 @@ def update(agent: "Agent") -> Wrap:
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
             # A scale that the script gives is its own wish, whatever window this is in.
             given = any(value is not None for value in (*args, *kwargs.values()))
-            if gate.steers and not gate.passes() and not given and swallows(self):
-                return None
+            if gate.steers and not gate.passes() and not given:
+                answer = swallows(self)
+                # None: it has failed, perhaps after the step that this belongs to was swallowed.
+                if answer or (answer is None and not _has_checks(self)):
+                    return None
             result = original(self, *args, **kwargs)
             if not gate.passes():
                 updated(self)
@@ -122,6 +125,12 @@ def update(agent: "Agent") -> Wrap:
         return update
 
     return make
+
+
+def _has_checks(scaler: Any) -> bool:
+    """Whether an update finds what it needs: some optimizer's gradients were looked at."""
+    states = scaler._per_optimizer_states.values() if scaler._enabled else ()
+    return not scaler._enabled or any(state["found_inf_per_device"] for state in states)
 
 
 def clip_norm(agent: "Agent") -> Wrap:

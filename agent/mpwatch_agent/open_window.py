@@ -23,7 +23,7 @@ class OpenWindow:
 
     __slots__ = (
         "cleared", "generations", "left", "merged", "scale", "stash", "swallows", "track",
-        "unscaled",
+        "unscaled", "unsure",
     )  # fmt: skip
 
     def __init__(self, track: OptimizerTrack) -> None:
@@ -36,6 +36,8 @@ class OpenWindow:
         self.merged = False
         # The script has unscaled this script window, as far as it knows.
         self.unscaled = False
+        # Sums and gradients are being changed: whoever comes by meanwhile comes from a failure.
+        self.unsure = False
         # The script has cleared its gradients since the last swallowed step.
         self.cleared = False
         self.left: Left = []
@@ -84,9 +86,33 @@ class OpenWindow:
             return f"{len(counted) + 1} script windows were gathered instead of {k}"
         if any(a >= b for a, b in zip(counted, [*counted[1:], generation], strict=True)):
             return "a script window would be counted twice"
-        if self.stash.broken or not self.stash.untouched():
+        if not self.stash.untouched():
             return "the kept gradients were changed"
         return None
+
+    def give_up(self, k: int) -> str:
+        """Prepare for being applied at the next step with K = 1; returns what was lost, in words.
+
+        Sums become those of undivided gradients, as the gradients do, which is the caller's part.
+        """
+        lost = ""
+        if len(self.generations) != self.track.script_windows and not self.unsure:
+            self._forget()  # its step is over; nobody came to say so
+        elif self.unsure:
+            lost = f"; {len(self.generations)} script windows before it were lost"
+            self._forget()
+        elif self.merged:
+            self.stash.clear()  # it is in the gradients
+        else:
+            self.stash.scale(k)
+        self.script_window_over()
+        return lost
+
+    def _forget(self) -> None:
+        self.stash.clear()
+        self.generations.clear()
+        self.left = []
+        self.unsure = False
 
     def follow_scale(self, scaler: Any) -> None:
         """Bring the sums to the loss scale that `scaler` has now."""

@@ -6,6 +6,7 @@ itself and said once; exceptions that belong to the script (Ctrl+C, its own sign
 
 import inspect
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -140,6 +141,16 @@ class Shield:
         except Exception:
             # Saying that something failed must not fail the loop either.
             return
+
+
+def under_compiled() -> bool:
+    """Whether the script's own code that is running now was called by a compiled function."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _belongs_to_script(error: BaseException) -> bool:

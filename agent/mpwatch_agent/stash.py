@@ -22,18 +22,16 @@ class Entry:
 
 
 class Stash:
-    """One optimizer's sums. `broken` while an addition is under way or has failed."""
+    """One optimizer's sums."""
 
-    __slots__ = ("broken", "entries")
+    __slots__ = ("entries",)
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        self.broken = False
 
     @torch.no_grad()
     def add(self, optimizer: Any, divisor: int = 1) -> None:
         """Add the gradients of `optimizer`, divided by `divisor`."""
-        self.broken = True
         totals: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         touched: list[Entry] = []
@@ -58,7 +56,6 @@ class Stash:
             torch._foreach_add_(totals, gradients)
             for entry in touched:
                 entry.version = entry.total._version
-        self.broken = False
 
     @torch.no_grad()
     def merge(self, optimizer: Any, *, in_place: bool = True) -> None:
@@ -94,7 +91,6 @@ class Stash:
     def clear(self) -> None:
         """Forget everything."""
         self.entries.clear()
-        self.broken = False
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
