@@ -389,8 +389,10 @@ class Accumulation(Part):
         for track in self._loop.tracks.live:
             window = self._windows.get(track.serial)
             if window is not None:
-                if window.merged and len(window.generations) == k - 1 and not more_comes:
-                    continue  # complete: it is as it should be
+                if window.merged and window.is_current() and not (window.unsure or more_comes):
+                    # Its gradients are as they should be; the sums, if the script clears them.
+                    window.stash.scale(k)
+                    continue
                 reason += window.give_up(k)
             if self._seed_in_flight == 1:
                 self._give_back(track, k)

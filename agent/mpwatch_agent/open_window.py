@@ -96,7 +96,7 @@ class OpenWindow:
         Sums become those of undivided gradients, as the gradients do, which is the caller's part.
         """
         lost = ""
-        if len(self.generations) != self.track.script_windows and not self.unsure:
+        if not self.is_current() and not self.unsure:
             self._forget()  # its step is over; nobody came to say so
         elif self.unsure:
             lost = f"; {len(self.generations)} script windows before it were lost"
@@ -107,6 +107,10 @@ class OpenWindow:
             self.stash.scale(k)
         self.script_window_over()
         return lost
+
+    def is_current(self) -> bool:
+        """Whether what is kept here belongs to the window that the loop is in."""
+        return len(self.generations) == self.track.script_windows
 
     def _forget(self) -> None:
         self.stash.clear()
