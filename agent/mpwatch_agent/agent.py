@@ -116,11 +116,14 @@ class Agent:
     def _listen(self) -> None:
         """Let the locator hear what happens, each moment guarded by itself."""
         locator, guard = self.locator, self._shield.guard_part
+        self.loop.sees_forward = guard("forward's arguments", locator.witness.forward_begins)
         self.loop.hears_losses = guard("losses", locator.backward_begins)
         self.loop.windows.backward_ended = guard("micro-batch flags", locator.backward_ended)
         self.sampling.whole = guard("whole gradients", locator.gradients_whole)
         self.sampling.clipped = guard("norm of a clip", locator.clip_ended)
         self.sampling.concluded = guard("end of a window", locator.step_concluded)
+        if locator.flags.mode != "off":
+            self.sampling.arm = locator.flags.arm
 
     def install(self) -> None:
         """Put the hooks on."""

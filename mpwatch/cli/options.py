@@ -10,13 +10,23 @@ from typing import Any, Final, NamedTuple
 
 from mpwatch.errors import UsageError
 from mpwatch.runs import RUNS_DIRECTORY
-from mpwatch.vocabulary import GRAD_NORM_EVERY, MEMORY_EVERY, clean_text
+from mpwatch.vocabulary import (
+    ACTIVATIONS_EVERY,
+    GRAD_NORM_EVERY,
+    GRADIENTS_EVERY,
+    LOCATE_MODES,
+    MEMORY_EVERY,
+    clean_text,
+)
 
 NAME_AT_MOST: Final = 80
 
 
 class Option(NamedTuple):
-    """One row. `kind`: "switch", "integer", "seconds", "name", "path" or "faults" (a list)."""
+    """One row. `kind`: "switch", "integer", "seconds", "name", "path", "locate" or "faults".
+
+    A "locate" is one of `LOCATE_MODES`, "faults" is a list.
+    """
 
     name: str
     kind: str
@@ -46,6 +56,12 @@ OPTIONS: Final = (
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
     Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
     Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),
+    Option("gradients_every", "integer", GRADIENTS_EVERY, "steps per distribution", "N", 0, 10**6),
+    Option("gradients_exact", "switch", False, "count every gradient, not a sample of them"),
+    Option("activations_every", "integer", ACTIVATIONS_EVERY, "steps per headroom", "N", 0, 10**6),
+    Option("locate", "locate", "auto", "watch micro-batches: auto, full or off", "MODE"),
+    Option("dump_bad_batch", "switch", False, "keep the batch of an overflow in crash/"),
+    Option("replay_batch", "path", None, "run a kept batch through the model, traced", "DIR"),
     Option("stall_after", "seconds", 30.0, "silence that counts as a stall", "SECONDS", 1),
     Option("grace", "seconds", 25.0, "time between SIGTERM and SIGKILL of a stop", "SECONDS", 0),
     Option("die_with_keeper", "switch", False, "kill the script if its keeper is killed"),
@@ -79,6 +95,8 @@ def checked(option: Option, value: object, origin: str) -> Any:
         return _number(option, where, value)
     if option.kind == "faults":
         return _faults(where, value)
+    if option.kind == "locate" and value not in LOCATE_MODES:
+        raise UsageError(f"{where}{value!r} is none of {', '.join(LOCATE_MODES)}")
     if not isinstance(value, str) or not value or "\0" in value:
         raise UsageError(f"{where}{value!r} is no text")
     return _name(where, value) if option.kind == "name" else os.path.expanduser(value)
