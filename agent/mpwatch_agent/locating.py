@@ -6,6 +6,7 @@ step tells, which the scaler has waited for already. Costs nothing but a few rea
 """
 
 import math
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,22 +56,36 @@ class Locator:
         self._pending: dict[int, Located] = {}
         self._losses: list[float] = []
         self._clean: list[float | None] = []
+        # By an optimizer's serial number: what was not finite at its last step, and whether the
+        # script left it there.
+        self._last_hit: dict[int, tuple[int, str, weakref.ref[Any]]] = {}
         self._carried: dict[int, str] = {}
         self._clipped = False
 
     # --- moments ----------------------------------------------------------------------------
 
-    def optimizer_made(self) -> None:
-        """Other parameters have come."""
-        self.order.forget()
-
     def backward_begins(self, tensors: Any, micro: MicroBatch) -> None:
         """An outermost backward starts; the losses of `micro` are read."""
         scenes = self.witness.backward_begins()
+        if self._last_hit:
+            self._look_for_leftovers()
         if self.order.wants(ORDER_LOOKS):
             self.order.learn(tensors)
         if _is_bad(micro):
-            self._forward[id(micro)] = self.witness.findings(scenes)
+            self._forward[id(micro)] = self.witness.findings(scenes, self._loop.steps)
+
+    def _look_for_leftovers(self) -> None:
+        """Before the first backward after an overflow: are its gradients still there?"""
+        hits, self._last_hit = self._last_hit, {}
+        for serial, (step, name, reference) in hits.items():
+            parameter = reference()
+            values = None if parameter is None else parameter.grad
+            values = None if values is None else values_of(values)
+            if values is not None and not extremes_of([values])[0].finite:
+                self._carried[serial] = (
+                    f"{name} was not finite any more after step {step}, and its gradient was not"
+                    " cleared before the next backward"
+                )
 
     def backward_ended(self, micro: MicroBatch) -> None:
         """A backward of `micro` has returned."""
@@ -171,6 +186,8 @@ class Locator:
         answer = self.flags.first(track, window, step)
         micro = None if answer.micro_batch is None else window[answer.micro_batch]
         findings = self._findings(optimizer, finite, micro, window)
+        findings.carried_over = self._carried.pop(track.serial, "")
+        self._last_hit[track.serial] = (step, named.parameter, weakref.ref(parameter))
         fields = {
             "micro_batch": answer.micro_batch,
             "micro_batch_reason": answer.reason,

@@ -4,9 +4,10 @@ Owns the cadences (`set_sampling` changes them) and keeps their cost apart from 
 the agent can say what each of them costs.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.events import PhaseMemory
@@ -65,6 +66,15 @@ class Sampling:
             raise ValueError("overflows are not located (--locate off)")
         self.arm(step, steps)
         return f"every gradient is watched up to step {step + steps}"
+
+    @contextlib.contextmanager
+    def own_time(self) -> Iterator[None]:
+        """What happens within is done on sampled steps only, and is booked as such."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._gate.sampled_s += time.perf_counter() - start
 
     # --- gradient norm ----------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from mpwatch_agent.rerun import RandomStates, autocast_like, refusal, undone
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.verdicts import Findings
 
-# Forwards are run again for the first so many losses that are not finite, then for one in so many.
-ALWAYS, THEN_EVERY = 3, 50
+# Forwards are run again for the first so many losses that are not finite, then at most once in so
+# many steps.
+ALWAYS, THEN_EVERY = 3, 20
 
 
 class Scene:
@@ -39,7 +40,8 @@ class Witness:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._seen = 0
+        self._runs = 0
+        self._last_run = 0
         self._scenes: dict[int, Scene] = {}
 
     def forward_begins(self, root: nn.Module, arguments: Any, named: Any) -> None:
@@ -53,13 +55,14 @@ class Witness:
         scenes, self._scenes = list(self._scenes.values()), {}
         return scenes
 
-    def findings(self, scenes: list[Scene]) -> Findings:
+    def findings(self, scenes: list[Scene], step: int) -> Findings:
         """What running these forwards again shows; the loss they led to was not finite."""
         found = Findings(bad_loss=True)
-        self._seen += 1
-        if self._seen > ALWAYS and self._seen % THEN_EVERY:
+        if self._runs >= ALWAYS and step - self._last_run < THEN_EVERY:
             found.forward = "the loss was not finite before the backward began, as before"
             return found
+        self._runs += 1
+        self._last_run = step
         found.forward = "the loss was not finite, and no forward of a root was seen"
         for scene in scenes:
             self._look_again(scene, found)
