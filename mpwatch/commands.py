@@ -46,15 +46,25 @@ class StopAtBoundary(Command, frozen=True, kw_only=True):
 
 
 class SetSampling(Command, frozen=True, kw_only=True):
-    """Change how often the costlier measurements are taken, in steps; 0 switches one off."""
+    """Change how often the costlier measurements are taken, in steps; 0 switches one off.
+
+    `gradients_exact` counts every gradient instead of a sample of them, from the next one on.
+    """
 
     grad_norm_every: int | None = None
     memory_every: int | None = None
+    gradients_every: int | None = None
+    activations_every: int | None = None
+    gradients_exact: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.grad_norm_every is None and self.memory_every is None:
-            raise ValueError("set_sampling needs grad_norm_every=N or memory_every=N (steps)")
-        for name in ("grad_norm_every", "memory_every"):
+        fields = ("grad_norm_every", "memory_every", "gradients_every", "activations_every")
+        if all(getattr(self, name) is None for name in (*fields, "gradients_exact")):
+            raise ValueError(
+                f"set_sampling needs one of {', '.join(name + '=N' for name in fields)} (steps)"
+                " or gradients_exact=true"
+            )
+        for name in fields:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1_000_000:
                 raise ValueError(f"{name} is {value}; allowed are 0 (off) to 1000000 steps")
@@ -76,6 +86,16 @@ class SetAccumulation(Command, frozen=True, kw_only=True):
             )
 
 
+class LocateOverflow(Command, frozen=True, kw_only=True):
+    """Watch every gradient after every backward for the next `steps` steps."""
+
+    steps: int = 200
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1_000_000:
+            raise ValueError(f"steps is {self.steps}; allowed are 1 to 1000000")
+
+
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A command on its way: `id` is unique per request, `by` is "person" or "controller"."""
 
@@ -87,7 +107,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
 COMMANDS: Final[dict[str, type[Command]]] = {
     str(cls.__struct_config__.tag): cls for cls in Command.__subclasses__()
 }
-_UNION = Pause | Unpause | StopAtBoundary | SetSampling | SetAccumulation
+_UNION = Pause | Unpause | StopAtBoundary | SetSampling | LocateOverflow | SetAccumulation
 _DECODER: Final = msgspec.msgpack.Decoder(_UNION)
 
 

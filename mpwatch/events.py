@@ -235,12 +235,18 @@ class DiagnosisRaised(Event, frozen=True, kw_only=True):
 
 
 class FormatShares(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Shares of all gradients that a number format would lose: zeroed, sub-normal, overflowed."""
+    """Shares of all gradients that a number format would lose: zeroed, sub-normal, overflowed.
+
+    Each may be off by its error, where only a sample was counted.
+    """
 
     format: str
     zeroed: float = 0.0
     subnormal: float = 0.0
     overflowed: float = 0.0
+    zeroed_error: float = 0.0
+    subnormal_error: float = 0.0
+    overflowed_error: float = 0.0
 
 
 class ScaleForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -256,7 +262,8 @@ class LayerGradients(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The gradients of one layer, or of a group of layers, unscaled and before clipping.
 
     `counts[i]` values have the binary exponent `first_exponent` + i. `looked_at` of `values` were
-    counted; `error` is how far any share may be off because of that (0: all were counted).
+    counted, and `max_abs` is of all; `error` is how far a share may be off at most because of that
+    (0: all were counted).
     `shares` are of the gradients times the loss scale. `update_small` is the share of weights whose
     last update was below 2^-8 of the weight, which bf16 weights would lose, and `update_small_fp16`
     below 2^-11; `update_median` the median of |dw|/|w|. None where no update was seen.

@@ -75,6 +75,7 @@ _HANDLERS: Final[dict[type[events.Event], _Handler]] = {
     events.LoopFound: fold_ranks.loop_found,
     events.StepFinished: fold_steps.step_finished,
     events.WindowDiscarded: fold_steps.window_discarded,
+    events.AccumulationChanged: fold_steps.accumulation_changed,
     events.OverflowLocated: fold_overflows.located,
     events.DiagnosisRaised: fold_overflows.diagnosed,
     events.GradientsSampled: fold_overflows.gradients_sampled,

@@ -14,7 +14,7 @@ from mpwatch.fold_state import FoldState, append
 from mpwatch.store import DiagnosisSeen, OverflowSeen
 from mpwatch.vocabulary import clean_text
 
-MAX_OVERFLOWS: Final = 500
+MAX_OVERFLOWS: Final = 200
 MAX_DIAGNOSES: Final = 100
 # Entries that are looked through for the other half of an overflow.
 NEAR: Final = 32

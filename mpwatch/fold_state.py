@@ -196,6 +196,8 @@ class FoldState(msgspec.Struct):
     activations: ActivationsSampled | None = None
     commands: dict[str, CommandState] = {}
     faults: list[FaultSeen] = []
+    decisions: list[dict[str, Any]] = []
+    windows_dropped: int = 0
     missing_frames: int = 0
     hooks_disabled: list[HookSeen] = []
     agent_s: float = 0.0

@@ -18,6 +18,7 @@ from mpwatch.vocabulary import clean_text
 
 RECENT_STEPS: Final = 50
 MAX_PHASES: Final = 16
+MAX_DECISIONS: Final = 1000
 MAX_RATES: Final = 32
 LEAD_RANK: Final = 0
 LEAD_OPTIMIZER: Final = 0
@@ -94,6 +95,20 @@ def window_discarded(state: FoldState, frame: Frame, event: events.WindowDiscard
     """The script cleared gradients without a step."""
     if frame.rank == LEAD_RANK:
         state.discarded_windows += 1
+
+
+def accumulation_changed(state: FoldState, frame: Frame, event: events.AccumulationChanged) -> None:
+    """Another number of script windows makes one from here on, or accumulation was refused."""
+    if frame.rank != LEAD_RANK:
+        return
+    decision = {
+        "step": event.step,
+        "action": f"accumulate {event.multiplier}",
+        "reason": clean_text(event.reason, 300),
+        "inputs": {"multiplier": event.multiplier, "previous": event.previous},
+        "outcome": "refused" if event.refused else "applied",
+    }
+    append(state.decisions, decision, MAX_DECISIONS)
 
 
 def is_duration(value: float | None) -> bool:

@@ -166,6 +166,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0
     superseded: int = 0
     discarded_windows: int = 0
+    windows_dropped: int = 0
     script_window: int | None = None
     multiplier: int | None = None
     accumulation_steps: int | None = None

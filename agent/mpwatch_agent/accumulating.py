@@ -7,10 +7,11 @@ of it exists in a run that does not ask for it.
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.commands import SetAccumulation
-from mpwatch.events import AccumulationChanged
+from mpwatch.events import AccumulationChanged, DiagnosisRaised
 from mpwatch_agent import hooks_accumulation
 from mpwatch_agent.accumulation import Accumulation
 from mpwatch_agent.patches import PatchTable
+from mpwatch_agent.rate_part import RatePart
 from mpwatch_agent.schedules import Schedules
 
 # So many windows are watched before the first live change.
@@ -27,6 +28,9 @@ class Accumulating:
         self._agent = agent
         self._k = int(settings.get("accumulate") or 1)
         self.schedule = str(settings.get("schedule") or "updates")
+        self._rule = str(settings.get("lr_rule") or "none")
+        self._ramp = int(settings.get("lr_ramp") or 0)
+        self._noise_scale = settings.get("noise_scale")
         self.part: Accumulation | None = None
         self.schedules: Schedules | None = None
         self._table: PatchTable | None = None
@@ -48,8 +52,26 @@ class Accumulating:
         agent.loop.lazy = False
         agent.loop.concluded = agent.guard_steering("end of a window", part.concluded)
         agent.steering.add(part)
+        if self._rule != "none":
+            agent.steering.add(self._rate_part())
         hooks_accumulation.install(self._table, agent, self)
         return part
+
+    def _rate_part(self) -> RatePart:
+        return RatePart(
+            self._agent.loop, self._rule, self._noise_scale, self._ramp, self._rate_refused
+        )
+
+    def _rate_refused(self, reason: str) -> None:
+        self._diagnose("lr_rule_refused", f"the learning rate stays the script's: {reason}", "")
+
+    def _diagnose(self, name: str, evidence: str, advice: str, severity: str = "warning") -> None:
+        step = self._agent.loop.steps
+        self._agent.reports.tell(
+            DiagnosisRaised(
+                name=name, severity=severity, step=step, evidence=evidence, advice=advice
+            )
+        )
 
     def command(self, command: SetAccumulation) -> str | None:
         """Change K at this boundary.

@@ -27,8 +27,8 @@ from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
-from mpwatch_agent.locating import Locator
 from mpwatch_agent.loop import Loop
+from mpwatch_agent.observing import Observing
 from mpwatch_agent.outbox import Outbox
 from mpwatch_agent.patches import PatchTable
 from mpwatch_agent.reports import Reports, loop_found
@@ -93,9 +93,15 @@ class Agent:
         self.roots = Roots(
             self.guard("forward of a root", self.forward_begins), self.guard, self.gate, self.loop
         )
-        self.locator = Locator(self.gate, self.loop, self.roots, settings.get("locate") or "auto")
-        self._locate_over = self._shield.guard_part("overflow location", self.locator.step_over)
-        self._listen()
+        self.observing = Observing(
+            self._shield,
+            self.gate,
+            self.loop,
+            self.roots,
+            self.sampling,
+            settings,
+            self.tell_at_once,
+        )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
         self.accumulating = Accumulating(self, settings)
@@ -118,15 +124,6 @@ class Agent:
         runtime = Path(self._spec["runtime_directory"])
         directory = Path(self._spec["run_directory"])
         return Faults(mine, self.loop, self.roots, runtime, directory, self.tell_at_once)
-
-    def _listen(self) -> None:
-        """Let the locator hear what happens, each moment guarded by itself."""
-        locator, guard = self.locator, self._shield.guard_part
-        self.loop.hears_losses = guard("losses", locator.backward_begins)
-        self.loop.windows.backward_ended = guard("micro-batch flags", locator.backward_ended)
-        self.sampling.whole = guard("whole gradients", locator.gradients_whole)
-        self.sampling.clipped = guard("norm of a clip", locator.clip_ended)
-        self.sampling.concluded = guard("end of a window", locator.step_concluded)
 
     def install(self) -> None:
         """Put the hooks on."""
@@ -194,7 +191,7 @@ class Agent:
         self.loop.tracks.of(optimizer)
         self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
-        self.locator.optimizer_made()
+        self.observing.locator.order.forget()
 
     def _may_wait(self) -> bool:
         """Whether hooks may leave their work to the next one: nobody has to act in between."""
@@ -248,19 +245,19 @@ class Agent:
 
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
+            self.observing.unscale_begins(scaler, optimizer)
             self._before_update(optimizer)
             self.loop.still_scaled = False
 
-    def unscale_ends(self, scaler: Any, optimizer: Any) -> None:
-        self.locator.unscaled(scaler, optimizer)
-
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
+            self.observing.diagnoser.scaler_step_begins(scaler, optimizer)
             self._before_update(optimizer)
         self.loop.scaler_step_begins(scaler, optimizer)
 
     def scaler_updated(self, scaler: Any) -> None:
         if scaler._enabled:
+            self.observing.diagnoser.scaler_updated()
             self.loop.scaler_updated()
 
     def clip_begins(self) -> None:
@@ -310,10 +307,9 @@ class Agent:
             # Once two windows were seen, what there is of a loop is known.
             if not self._said_loop and draft.step - self.loop.steps_before >= 2:
                 self._say_loop()
-        located = self._locate_over(draft)
+        located = self.observing.before_report(draft)
         self.reports.step(draft, self.loop.steps)
-        if located is not None:
-            self.tell_at_once(located)
+        self.observing.after_report(draft, located)
 
     def _say_loop(self) -> None:
         self._said_loop = True
@@ -393,6 +389,8 @@ class Agent:
                 self.faults.at_exit()
             left_open = self.loop.end()
             self.boundary.at_exit()
+            for line in self.observing.last_lines():
+                say_on_stderr(line)
             self.reports.release(wait=True)
             if not self._said_loop:
                 self._say_loop()

@@ -191,16 +191,18 @@ class Boundary:
                 return ""
             case commands.SetSampling():
                 return self._set_sampling(command)
+            case commands.LocateOverflow():
+                return self._loop.sampling.watch_everything(command.steps, self._loop.steps)
             case _:
                 raise ValueError(f"{commands.name_of(command)} is not built into this agent")
 
     def _set_sampling(self, command: commands.SetSampling) -> str:
-        sampling = self._loop.sampling
-        if command.grad_norm_every is not None:
-            sampling.grad_norm_every = command.grad_norm_every
-        if command.memory_every is not None:
-            sampling.memory_every = command.memory_every
-        return f"grad_norm_every={sampling.grad_norm_every} memory_every={sampling.memory_every}"
+        asked: dict[str, int | bool] = {
+            name: value
+            for name in command.__struct_fields__
+            if (value := getattr(command, name)) is not None
+        }
+        return self._loop.sampling.set(asked)
 
     # --- pause ------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
         (grad_scaler, "unscale_", hooks_scaler.unscale(agent)),
         (grad_scaler, "step", hooks_scaler.scaler_step(agent)),
         (grad_scaler, "update", hooks_scaler.update(agent)),
+        (grad_scaler, "load_state_dict", hooks_scaler.state_loaded(agent)),
         (clip_grad, norm, hooks_scaler.clip_norm(agent)),
         (clip_grad, "clip_grad_value_", hooks_scaler.clip_value(agent)),
         (iterator, "__next__", hooks_backward.loader_next(agent)),

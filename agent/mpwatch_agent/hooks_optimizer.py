@@ -65,11 +65,11 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                 finally:
                     try:
                         ends(args[0], completed)
-                        if gate.steers:
-                            steered(args[0], completed)
                     finally:
                         # Whatever was interrupted where, nothing is left half counted.
                         loop.step_left(stepping)
+                        if gate.steers:
+                            steered(args[0], completed)
 
             step.mpwatch_sees = True
             return step

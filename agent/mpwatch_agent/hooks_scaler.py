@@ -45,7 +45,7 @@ def scale(agent: "Agent") -> Wrap:
 def unscale(agent: "Agent") -> Wrap:
     gate = agent.gate
     begins = agent.guard("GradScaler.unscale_", agent.unscale_begins)
-    ends = agent.guard("end of GradScaler.unscale_", agent.unscale_ends)
+    ends = agent.guard("end of GradScaler.unscale_", agent.observing.unscale_ends)
     swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
 
     def make(original: Any) -> Any:
@@ -55,10 +55,14 @@ def unscale(agent: "Agent") -> Wrap:
                 if gate.steers and swallows(self, optimizer):
                     return None
                 begins(self, optimizer)
-            result = original(self, optimizer)
-            if self._enabled and not gate.passes():
-                ends(self, optimizer)
-            return result
+            completed = False
+            try:
+                result = original(self, optimizer)
+                completed = True
+                return result
+            finally:
+                if self._enabled and not gate.passes():
+                    ends(self, optimizer, completed)
 
         return unscale_
 
@@ -70,6 +74,7 @@ def scaler_step(agent: "Agent") -> Wrap:
     loop = agent.loop
     begins = agent.guard("GradScaler.step", agent.scaler_step_begins)
     ends = agent.guard("end of GradScaler.step", agent.loop.scaler_step_ends)
+    failed = agent.guard("failure of GradScaler.step", agent.observing.diagnoser.scaler_step_failed)
     swallows = agent.guard_steering(
         "steering at GradScaler.step", agent.steering.swallows_scaler_step
     )
@@ -94,6 +99,8 @@ def scaler_step(agent: "Agent") -> Wrap:
             finally:
                 try:
                     ends(self, optimizer, completed)
+                    if not completed:
+                        failed(self, optimizer)
                 finally:
                     loop.in_scaler_step = None
 
@@ -131,6 +138,23 @@ def _has_checks(scaler: Any) -> bool:
     """Whether an update finds what it needs: some optimizer's gradients were looked at."""
     states = scaler._per_optimizer_states.values() if scaler._enabled else ()
     return not scaler._enabled or any(state["found_inf_per_device"] for state in states)
+
+
+def state_loaded(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loaded = agent.guard("GradScaler.load_state_dict", agent.observing.diagnoser.scaler_loaded)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def load_state_dict(self: Any, state_dict: Any) -> Any:
+            result = original(self, state_dict)
+            if not gate.passes():
+                loaded(self)
+            return result
+
+        return load_state_dict
+
+    return make
 
 
 def clip_norm(agent: "Agent") -> Wrap:

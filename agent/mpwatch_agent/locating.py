@@ -6,7 +6,7 @@ step tells, which the scaler has waited for already. Costs nothing but a few rea
 """
 
 import math
-from collections.abc import Callable
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from mpwatch_agent.micro_flags import MicroFlags
 from mpwatch_agent.naming import Named, Names
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
+from mpwatch_agent.witness import Witness
 
 if TYPE_CHECKING:
     from mpwatch_agent.loop import Loop
@@ -49,27 +50,42 @@ class Locator:
         self._roots = roots
         self.flags = MicroFlags(gate, mode)
         self.order = BackwardOrder()
-        # Asked with the micro-batch whose loss is not finite: fills in findings about its forward.
-        self.trace_forward: Callable[[MicroBatch], None] = lambda micro: None
-        self.forward: dict[int, verdicts.Findings] = {}
+        self.witness = Witness(gate)
+        # What running a forward again showed, by the identity of its micro-batch.
+        self._forward: dict[int, verdicts.Findings] = {}
         self._pending: dict[int, Located] = {}
         self._losses: list[float] = []
         self._clean: list[float | None] = []
+        # By an optimizer's serial number: what was not finite at its last step, and whether the
+        # script left it there.
+        self._last_hit: dict[int, tuple[int, str, weakref.ref[Any]]] = {}
         self._carried: dict[int, str] = {}
         self._clipped = False
 
     # --- moments ----------------------------------------------------------------------------
 
-    def optimizer_made(self) -> None:
-        """Other parameters have come."""
-        self.order.forget()
-
     def backward_begins(self, tensors: Any, micro: MicroBatch) -> None:
         """An outermost backward starts; the losses of `micro` are read."""
+        scenes = self.witness.backward_begins()
+        if self._last_hit:
+            self._look_for_leftovers()
         if self.order.wants(ORDER_LOOKS):
             self.order.learn(tensors)
-        if any(type(loss) is float and not math.isfinite(loss) for loss in micro.losses):
-            self.trace_forward(micro)
+        if _is_bad(micro):
+            self._forward[id(micro)] = self.witness.findings(scenes, self._loop.steps)
+
+    def _look_for_leftovers(self) -> None:
+        """Before the first backward after an overflow: are its gradients still there?"""
+        hits, self._last_hit = self._last_hit, {}
+        for serial, (step, name, reference) in hits.items():
+            parameter = reference()
+            values = None if parameter is None else parameter.grad
+            values = None if values is None else values_of(values)
+            if values is not None and not extremes_of([values])[0].finite:
+                self._carried[serial] = (
+                    f"{name} was not finite any more after step {step}, and its gradient was not"
+                    " cleared before the next backward"
+                )
 
     def backward_ended(self, micro: MicroBatch) -> None:
         """A backward of `micro` has returned."""
@@ -78,10 +94,10 @@ class Locator:
     def gradients_whole(self, track: OptimizerTrack, optimizer: Any, norm: Any) -> None:
         """A window is whole; `norm` is its sampled norm where there is one."""
         self._clipped = False
+        # What a window that came to no step had shown is over with it.
+        self._pending.pop(track.serial, None)
         bad = type(norm) is float and not math.isfinite(norm)
-        for micro in track.window:
-            bad |= any(type(loss) is float and not math.isfinite(loss) for loss in micro.losses)
-        if bad:
+        if bad or any(_is_bad(micro) for micro in track.window):
             self.locate(track, optimizer, track.window)
 
     def unscaled(self, scaler: Any, optimizer: Any) -> None:
@@ -154,6 +170,8 @@ class Locator:
         For whoever finds an overflow by other means (a scaler of our own): call it before the
         gradients are changed. None where every gradient is finite.
         """
+        if track.serial in self._pending:
+            return self._pending[track.serial]
         entries = list(_entries(optimizer))
         extremes = extremes_of([values for *_, values in entries])
         hit = [index for index, found in enumerate(extremes) if not found.finite]
@@ -168,11 +186,15 @@ class Locator:
         answer = self.flags.first(track, window, step)
         micro = None if answer.micro_batch is None else window[answer.micro_batch]
         findings = self._findings(optimizer, finite, micro, window)
+        findings.carried_over = self._carried.pop(track.serial, "")
+        self._last_hit[track.serial] = (step, named.parameter, weakref.ref(parameter))
         fields = {
             "micro_batch": answer.micro_batch,
             "micro_batch_reason": answer.reason,
             "parameter": named.parameter,
-            "module": findings.forward_where or named.module or None,
+            "module": findings.forward_where
+            or (None if findings.bad_loss else named.module)
+            or None,
             "nonfinite": None if self._clipped else _kind(values),
             "where": "forward" if findings.bad_loss else "backward",
             "loss_scale": findings.scale,
@@ -203,8 +225,8 @@ class Locator:
     ) -> verdicts.Findings:
         scale = self._scale()
         bad = next((m for m in window if _is_bad(m)), None)
-        findings = self.forward.pop(id(bad), None) or verdicts.Findings()
-        self.forward.clear()
+        findings = self._forward.pop(id(bad), None) or verdicts.Findings()
+        self._forward.clear()
         findings.bad_loss = bad is not None
         findings.scale = scale
         largest = max(finite, default=0.0)
@@ -246,7 +268,8 @@ def _entries(optimizer: Any) -> Any:
 
 
 def _is_bad(micro: MicroBatch) -> bool:
-    return any(type(loss) is float and not math.isfinite(loss) for loss in micro.losses)
+    # A finite number minus itself is 0.0.
+    return any(type(loss) is float and loss - loss != 0.0 for loss in micro.losses)
 
 
 def _kind(values: torch.Tensor) -> str:

@@ -52,7 +52,9 @@ class Loop:
         # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
         # that no other tensor can take its identity.
         self.unscaled: dict[int, tuple[Any, Any]] = {}
-        # Told of a backward and its micro-batch once the losses are read.
+        # Told of a root's training forward and its arguments, and of a backward and its
+        # micro-batch once the losses are read.
+        self.sees_forward: Callable[[Any, Any, Any], None] | None = None
         self.hears_losses: Callable[[Any, MicroBatch], None] | None = None
         self._finished = finished
         self._say = say

@@ -52,9 +52,9 @@ class MicroFlags:
         """Whether every element is watched at `step`."""
         return self.mode == "full" or (self.mode == "auto" and step <= self.armed_until)
 
-    def arm(self, step: int) -> None:
-        """An overflow at `step`: watch everything for a while."""
-        self.armed_until = max(self.armed_until, step + ARMED_STEPS)
+    def arm(self, step: int, steps: int = ARMED_STEPS) -> None:
+        """An overflow at `step`, or somebody asks: watch everything for a while."""
+        self.armed_until = max(self.armed_until, step + steps)
 
     # --- while a window runs ----------------------------------------------------------------
 

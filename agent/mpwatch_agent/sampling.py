@@ -4,13 +4,19 @@ Owns the cadences (`set_sampling` changes them) and keeps their cost apart from 
 the agent can say what each of them costs.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.events import PhaseMemory
-from mpwatch.vocabulary import GRAD_NORM_EVERY, MEMORY_EVERY
+from mpwatch.vocabulary import (
+    ACTIVATIONS_EVERY,
+    GRAD_NORM_EVERY,
+    GRADIENTS_EVERY,
+    MEMORY_EVERY,
+)
 from mpwatch_agent.device import Later, Reading, settle
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.gradients import gradients_of, norm_of
@@ -33,6 +39,9 @@ class Sampling:
     ) -> None:
         self.grad_norm_every = GRAD_NORM_EVERY if grad_norm_every is None else grad_norm_every
         self.memory_every = MEMORY_EVERY if memory_every is None else memory_every
+        self.gradients_every = GRADIENTS_EVERY
+        self.gradients_exact = False
+        self.activations_every = ACTIVATIONS_EVERY
         self._gate = gate
         self._norms: dict[int, tuple[Reading, bool]] = {}
         self._clips: list[tuple[Reading, bool]] = []
@@ -41,7 +50,31 @@ class Sampling:
         # Told what `Locator` has methods of the same names for; guarded by the agent.
         self.whole: Callable[[OptimizerTrack, Any, Reading], None] | None = None
         self.clipped: Callable[[Reading], None] | None = None
+        self.arm: Callable[[int, int], None] | None = None
         self.concluded: Callable[[OptimizerTrack, StepDraft], None] | None = None
+
+    def set(self, asked: dict[str, int | bool]) -> str:
+        """Change cadences by name, as `set_sampling` asks; what they are now, in words."""
+        for name, value in asked.items():
+            setattr(self, name, value)
+        shown = ("grad_norm_every", "memory_every", *asked)
+        return " ".join(f"{name}={getattr(self, name)}" for name in dict.fromkeys(shown))
+
+    def watch_everything(self, steps: int, step: int) -> str:
+        """Watch every gradient after every backward for `steps` steps from `step` on."""
+        if self.arm is None:
+            raise ValueError("overflows are not located (--locate off)")
+        self.arm(step, steps)
+        return f"every gradient is watched up to step {step + steps}"
+
+    @contextlib.contextmanager
+    def own_time(self) -> Iterator[None]:
+        """What happens within is done on sampled steps only, and is booked as such."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._gate.sampled_s += time.perf_counter() - start
 
     # --- gradient norm ----------------------------------------------------------------------
 

@@ -21,7 +21,23 @@ from mpwatch.keeper_files import say
 from mpwatch.spawning import given_environment
 
 AGENT_VARIABLE: Final = "_MPWATCH_AGENT"
-FOR_AGENT: Final = ("max_steps", "accumulate", "inject", "grad_norm_every", "memory_every")
+FOR_AGENT: Final = (
+    "max_steps",
+    "accumulate",
+    "schedule",
+    "lr_rule",
+    "lr_ramp",
+    "noise_scale",
+    "inject",
+    "grad_norm_every",
+    "memory_every",
+    "gradients_every",
+    "gradients_exact",
+    "activations_every",
+    "locate",
+    "dump_bad_batch",
+    "replay_batch",
+)
 
 
 def launch(command: list[str], configuration: Configuration, inject: bool) -> int:

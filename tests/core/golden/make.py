@@ -157,6 +157,7 @@ EXAMPLES: tuple[Event, ...] = (
         ),
     ),
     events.OutputLine(text="loss 1.5", number=3, offset=40, left_out=2, unfinished=True),
+    events.AccumulationChanged(step=5, multiplier=2, previous=4, reason="command", refused=True),
 )
 
 
