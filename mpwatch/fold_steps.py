@@ -12,7 +12,7 @@ import msgspec
 
 from mpwatch import events, fold_overflows
 from mpwatch.codec import Frame
-from mpwatch.fold_state import FoldState, MemoryState, RecentStep, StepCounts, rank_of
+from mpwatch.fold_state import FoldState, MemoryState, RecentStep, StepCounts, append, rank_of
 from mpwatch.quantiles import LogHistogram
 from mpwatch.vocabulary import clean_text
 

@@ -6,25 +6,20 @@ exactly is refused by name: then all that is kept is applied at the next step an
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from mpwatch_agent.clips import Clip, Clips
 from mpwatch_agent.leaves import LeafWatch
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.open_window import OpenWindow, is_empty
+from mpwatch_agent.owners import Owners
 from mpwatch_agent.seeds import Seeds, Unseedable
 from mpwatch_agent.shield import under_compiled
 from mpwatch_agent.stash import parameters_of, scale_gradients
 from mpwatch_agent.steering import Arguments, Part
 from mpwatch_agent.tracks import OptimizerTrack
-
-
-class Clip(NamedTuple):
-    """How a clip is to be done: over `tensors`; swallowed, its norm is multiplied by `factor`."""
-
-    tensors: Any
-    factor: Any = None
 
 
 class Accumulation(Part):
@@ -43,6 +38,8 @@ class Accumulation(Part):
         # Calls of `torch.autograd.grad` since the last step of any optimizer.
         self.grads_taken = 0
         self.leaves = LeafWatch()
+        self.owners = Owners(loop.tracks)
+        self.clips = Clips(self, loop)
         self._loop = loop
         self._said = said
         self._compiles = compiles
@@ -56,7 +53,6 @@ class Accumulation(Part):
         # Scalers of which an update belongs to a swallowed window: by unscale, by step.
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
-        self._owned: tuple[Any, set[int]] = (None, set())
         # Whether the last step of an optimizer, by its serial number, was swallowed, and how
         # many script windows it has had.
         self.last_swallowed: dict[int, bool] = {}
@@ -77,6 +73,10 @@ class Accumulation(Part):
         window = self._windows.get(self._loop.tracks.of(optimizer).serial)
         gathered = 0 if window is None else len(window.generations)
         return gathered + 1 < self.k
+
+    def window_of(self, optimizer: Any) -> OpenWindow | None:
+        """The window that `optimizer` gathers, if it has one open."""
+        return self._windows.get(self._loop.tracks.of(optimizer).serial)
 
     # --- backward -----------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Accumulation(Part):
         tensors = args[0] if args else kwargs.get("tensors")
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
         inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
-        reason = self.leaves.look(roots, inputs, self._owned_leaves())
+        reason = self.leaves.look(roots, inputs, self.owners.leaves())
         if reason is not None:
             self._found_unfit(reason)
 
@@ -130,19 +130,6 @@ class Accumulation(Part):
             self.refuse(reason)
         else:
             self.unfit = reason
-
-    def _owned_leaves(self) -> set[int]:
-        live = [(track.serial, track.ref()) for track in self._loop.tracks.live]
-        key = [
-            (serial, len(group["params"]))
-            for serial, optimizer in live
-            if optimizer is not None
-            for group in optimizer.param_groups
-        ]
-        if key != self._owned[0]:
-            owned = {id(p) for _, o in live if o is not None for p in parameters_of(o)}
-            self._owned = (key, owned)
-        return self._owned[1]
 
     def _settle_unfinished_updates(self) -> None:
         """An update had begun (unscale, clip) and no step came before this backward."""
@@ -164,51 +151,29 @@ class Accumulation(Part):
     # --- update -------------------------------------------------------------------------------
 
     def swallows_unscale(self, scaler: Any, optimizer: Any) -> bool:
-        if not scaler._enabled or not self._swallows(optimizer):
+        if not scaler._enabled or not self.swallows(optimizer):
             return False
         self._windows[self._loop.tracks.of(optimizer).serial].unscaled = True
         self._unscaled.add(id(scaler))
         return True
 
     def swallows_clip(self, tensors: Any) -> Clip | None:
-        """Over which gradients, and whether for the norm alone; None: none of ours."""
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        owners = self._owners(tensors)
-        swallowed = [self._swallows(owner) for owner in owners]
-        if not any(swallowed):
-            for owner in owners:
-                before = [p.grad for p in parameters_of(owner)]
-                self.gradients_whole(owner)
-                after = [p.grad for p in parameters_of(owner)]
-                if any(a is not b for a, b in zip(before, after, strict=True)):
-                    # Gradients that only earlier script windows had belong to the norm as well.
-                    tensors = [g for g in after if g is not None]
-            return Clip(tensors)
-        if not all(swallowed):
-            self.refuse("one clip covers optimizers whose windows do not end together")
-            return Clip(tensors)
-        window = self._windows[self._loop.tracks.of(owners[0]).serial]
-        scaler = self._loop.scaler
-        if window.unscaled and scaler is not None and scaler._scale is not None:
-            return Clip(tensors, self.k / scaler._scale)
-        return Clip(tensors, self.k)
+        return self.clips.over(tensors)
 
-    def swallows_clipping(self, parameters: Any) -> bool:
-        """Whether gradients of `parameters` are not to be changed by a clip."""
-        if not self._windows:
-            return False
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        owners = self._owners([p.grad for p in parameters if p.grad is not None])
-        return bool(owners) and all(self._swallows(owner) for owner in owners)
+    def swallows_values(self, gradients: list[Any]) -> bool:
+        clip = self.clips.over(gradients)
+        return clip.factor is not None
+
+    def forward_begins(self, arguments: Any) -> None:
+        # The model's input wants a gradient: somebody will read it.
+        first = arguments[0] if type(arguments) is tuple and arguments else arguments
+        if isinstance(first, torch.Tensor) and first.requires_grad and first.is_leaf:
+            self.leaves.suspect = True
 
     def swallows_average(self, model: Any) -> bool:
         """Whether an average over `model`'s weights would take in a window that is not over."""
-        mine = {id(parameter) for parameter in model.parameters()}
-        for track in self._loop.tracks.live:
-            optimizer = track.ref()
-            if optimizer is not None and any(id(p) in mine for p in parameters_of(optimizer)):
-                return self.step_swallowed(track)
-        return False
+        track = self.owners.of_model(model)
+        return track is not None and self.step_swallowed(track)
 
     def step_swallowed(self, track: OptimizerTrack) -> bool:
         """Whether what follows the step of `track` once per update belongs to no update."""
@@ -216,19 +181,8 @@ class Accumulation(Part):
             return self.will_swallow(track.ref())
         return self.last_swallowed.get(track.serial, False)
 
-    def _owners(self, gradients: list[Any]) -> list[Any]:
-        """The optimizers that own any of `gradients`."""
-        identities = {id(gradient) for gradient in gradients}
-        optimizers = [track.ref() for track in self._loop.tracks.live]
-        return [
-            optimizer
-            for optimizer in optimizers
-            if optimizer is not None
-            and any(id(p.grad) in identities for p in parameters_of(optimizer))
-        ]
-
     def swallows_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
-        if not scaler._enabled or not self._swallows(optimizer):
+        if not scaler._enabled or not self.swallows(optimizer):
             return False
         self._stepped.add(id(scaler))
         return self._bank(optimizer)
@@ -260,7 +214,7 @@ class Accumulation(Part):
             # A step inside a backward that was seeded before it was known.
             scale_gradients(optimizer, self._seed_in_flight)
             return False
-        return self._swallows(optimizer) and self._bank(optimizer)
+        return self.swallows(optimizer) and self._bank(optimizer)
 
     def _unsteppable(self, arguments: Arguments) -> str | None:
         args, kwargs = arguments
@@ -278,14 +232,15 @@ class Accumulation(Part):
         window = self._windows.get(self._loop.tracks.of(optimizer).serial)
         if window is None or window.merged:
             return
-        if self._swallows(optimizer):
+        if self.swallows(optimizer):
             self.refuse("a step cannot be swallowed: its class was made before the hooks")
         if not window.merged:
             self._merge(window, optimizer)
 
     # --- one script window --------------------------------------------------------------------
 
-    def _swallows(self, optimizer: Any) -> bool:
+    def swallows(self, optimizer: Any) -> bool:
+        """Whether the script window of `optimizer` that ends now makes no update."""
         track = self._loop.tracks.of(optimizer)
         window = self._windows.get(track.serial)
         if not self._loop.windows.in_backward:

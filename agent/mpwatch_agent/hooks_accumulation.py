@@ -81,7 +81,7 @@ def clipping(agent: "Agent", accumulating: "Accumulating") -> Wrap:
     gate = agent.gate
     part = accumulating.part
     assert part is not None
-    swallows = agent.guard_steering("steering at clipping", part.swallows_clipping)
+    swallows = agent.guard_steering("steering at clipping", part.clips.swallowed)
 
     def make(original: Any) -> Any:
         @wrapper(original)

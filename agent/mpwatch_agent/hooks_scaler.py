@@ -197,15 +197,30 @@ def _over(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "tensors": tensors}
 
 
+def _parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The parameters of a clip, as a list, and its arguments with them in place of a generator."""
+    given = args[0] if args else kwargs["parameters"]
+    parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+    if args:
+        return parameters, (parameters, *args[1:]), kwargs
+    return parameters, args, {**kwargs, "parameters": parameters}
+
+
 def clip_value(agent: "Agent") -> Wrap:
     gate = agent.gate
     begins = agent.guard("clip_grad_value_", agent.clip_begins)
+    swallows = agent.guard_steering("steering at a clip of values", agent.steering.swallows_values)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
-            if not gate.passes():
-                begins()
+            if gate.passes():
+                return original(*args, **kwargs)
+            if gate.steers:
+                parameters, args, kwargs = _parameters(args, kwargs)
+                if swallows([p.grad for p in parameters if p.grad is not None]):
+                    return None
+            begins()
             return original(*args, **kwargs)
 
         return clip_grad_value_

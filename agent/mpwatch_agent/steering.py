@@ -57,6 +57,10 @@ class Part:
         """What a clip of these gradients has to multiply the norm it returns with; None: clips."""
         return None
 
+    def swallows_values(self, gradients: list[Any]) -> bool:
+        """Whether a clip of these gradients' values is to do nothing."""
+        return False
+
     def forward_begins(self, arguments: Any) -> None:
         """A root's training forward begins; commands have acted."""
 
@@ -121,6 +125,9 @@ class Steering:
     def swallows_clip(self, tensors: Any) -> Any:
         answers = (part.swallows_clip(tensors) for part in self.parts)
         return next((answer for answer in answers if answer is not None), None)
+
+    def swallows_values(self, gradients: list[Any]) -> bool:
+        return any(part.swallows_values(gradients) for part in self.parts)
 
     def forward_begins(self, arguments: Any) -> None:
         for part in self.parts:

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from mpwatch_agent import agent as agents
 from mpwatch_agent.accumulation import Accumulation
+from mpwatch_agent.clips import Clips
 from mpwatch_agent.leaves import LeafWatch
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.open_window import OpenWindow
@@ -23,6 +24,7 @@ K, SAMPLES = 4, 16
 PARTS = [
     *((Accumulation, name) for name in vars(Accumulation) if not name.startswith("__")),
     *((OpenWindow, name) for name in ("banked", "backwards", "flaw", "follow_scale")),
+    *((Clips, name) for name in ("over", "_whole", "swallowed")),
     (Stash, "add"), (Stash, "merge"), (Seeds, "divided"), (LeafWatch, "look"),
     (Schedules, "swallows"), (Loop, "swallowed"),
 ]  # fmt: skip
