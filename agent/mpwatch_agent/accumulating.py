@@ -7,9 +7,10 @@ of it exists in a run that does not ask for it.
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.commands import SetAccumulation
-from mpwatch.events import AccumulationChanged, DiagnosisRaised
-from mpwatch_agent import hooks_accumulation
+from mpwatch.events import AccumulationChanged
+from mpwatch_agent import batch_statistics, hooks_accumulation
 from mpwatch_agent.accumulation import Accumulation
+from mpwatch_agent.diagnoses import Diagnosis
 from mpwatch_agent.patches import PatchTable
 from mpwatch_agent.rate_part import RatePart
 from mpwatch_agent.schedules import Schedules
@@ -28,6 +29,7 @@ class Accumulating:
         self._agent = agent
         self._k = int(settings.get("accumulate") or 1)
         self.schedule = str(settings.get("schedule") or "updates")
+        self._diagnosed: set[str] = set()
         self._rule = str(settings.get("lr_rule") or "none")
         self._ramp = int(settings.get("lr_ramp") or 0)
         self._noise_scale = settings.get("noise_scale")
@@ -48,7 +50,9 @@ class Accumulating:
         agent = self._agent
         part = self.part = Accumulation(agent.loop, k, self._refused, lambda: agent.gate.compiles)
         part.at_window_start = self._at_backward
-        self.schedules = Schedules(part, agent.loop, self.schedule, agent.reports.tell)
+        part.notices = self._diagnose
+        part.at_first_forward = self._name_batch_statistics
+        self.schedules = Schedules(part, agent.loop, self.schedule, self._diagnose)
         agent.loop.lazy = False
         agent.loop.concluded = agent.guard_steering("end of a window", part.concluded)
         agent.steering.add(part)
@@ -65,13 +69,19 @@ class Accumulating:
     def _rate_refused(self, reason: str) -> None:
         self._diagnose("lr_rule_refused", f"the learning rate stays the script's: {reason}", "")
 
-    def _diagnose(self, name: str, evidence: str, advice: str, severity: str = "warning") -> None:
-        step = self._agent.loop.steps
-        self._agent.reports.tell(
-            DiagnosisRaised(
-                name=name, severity=severity, step=step, evidence=evidence, advice=advice
-            )
-        )
+    def _diagnose(self, name: str, evidence: str, advice: str) -> None:
+        if name not in self._diagnosed:
+            self._diagnosed.add(name)
+            diagnosis = Diagnosis(name, "warning", evidence, advice)
+            self._agent.observing.diagnoser.raise_(diagnosis)
+
+    def _name_batch_statistics(self, k: int | None = None) -> None:
+        """Before K changes, and before the first forward: who looks at a whole micro-batch."""
+        root = self._agent.roots.first()
+        count = (self._k if k is None else k) * self._script_window()
+        found = None if root is None else batch_statistics.named([root], count)
+        if found is not None:
+            self._agent.observing.diagnoser.raise_(found)
 
     def command(self, command: SetAccumulation) -> str | None:
         """Change K at this boundary.
@@ -93,6 +103,7 @@ class Accumulating:
         window = self._script_window()
         if before == after:
             return f"was {after} already"
+        self._name_batch_statistics(after)
         part.k = after
         self._tell(before, after, "command")
         return f"{window * after} micro-batches per update ({window} of the script x {after})"

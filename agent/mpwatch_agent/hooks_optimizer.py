@@ -29,6 +29,22 @@ def optimizer_made(agent: "Agent") -> Wrap:
     return make
 
 
+def scheduler_made(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    made = agent.guard("LRScheduler.__init__", agent.observing.windows.scheduler_made)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if not gate.passes():
+                made(self)
+
+        return __init__
+
+    return make
+
+
 def profile_hook_step(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop

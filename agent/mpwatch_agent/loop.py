@@ -14,7 +14,7 @@ import torch
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
 from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.losses import divisor_of
+from mpwatch_agent.losses import divisor_of, targets_of
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import invisible_to_dynamo
@@ -83,6 +83,8 @@ class Loop:
         self.updating: Any = None
         # Which optimizers step between two steps of the leader: a round.
         self._round: set[int] | None = None
+        # Told of micro-batches that were cleared without a step: (optimizer, how many).
+        self.discards: Callable[[int, int], None] | None = None
         # Told of the end of each window (`steering`): track, optimizer, draft.
         self.concluded: Callable[[OptimizerTrack, Any, StepDraft], None] | None = None
         self._since_leader: set[int] = set()
@@ -188,8 +190,10 @@ class Loop:
             micro.losses.append(self.reader.read(loss))
         if len(micro.losses) != 1:
             loss = None
-        if not windows.unstepped and type(loss) is torch.Tensor and self._may_be_divided():
-            micro.divisor = divisor_of(loss)
+        if type(loss) is torch.Tensor and self._may_be_divided():
+            if not windows.unstepped:
+                micro.divisor = divisor_of(loss)
+            micro.targets = targets_of(loss)
         if unscaled:
             unscaled.clear()
         if self.hears_losses is not None:
@@ -230,6 +234,8 @@ class Loop:
         return self.windows.probes()
 
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
+        if self.discards is not None:
+            self.discards(track.index or 0, lost)
         event = WindowDiscarded(
             optimizer=track.index or 0, micro_batches=lost, after_step=self.steps
         )

@@ -15,6 +15,7 @@ from mpwatch_agent.locating import Locator
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
 from mpwatch_agent.tracks import OptimizerTrack
+from mpwatch_agent.window_watch import WindowWatch
 
 if TYPE_CHECKING:
     from mpwatch_agent.loop import Loop
@@ -57,6 +58,10 @@ class Observing:
         sampling.concluded = self._concluded
         if self.locator.flags.mode != "off":
             sampling.arm = self.locator.flags.arm
+        self.windows = WindowWatch(loop, self.diagnoser.raise_)
+        self._window_over = guard("diagnoses of windows", self.windows.step_over)
+        loop.discards = guard("discarded windows", self.windows.discarded)
+        sampling.clip_seen = guard("clips of a window", self.windows.clip_begins)
         _take_settings(sampling, settings)
 
     # --- moments of a window ----------------------------------------------------------------
@@ -104,6 +109,8 @@ class Observing:
         if located is not None:
             self._tell(located)
         self._diagnose_over(draft, located)
+        if draft.optimizer == 0:
+            self._window_over(draft)
 
     def _sample_over(self, draft: StepDraft) -> None:
         self.gradients.step_concluded(not draft.unusual(), draft.step)

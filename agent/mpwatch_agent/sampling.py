@@ -52,6 +52,7 @@ class Sampling:
         self.clipped: Callable[[Reading], None] | None = None
         self.arm: Callable[[int, int], None] | None = None
         self.concluded: Callable[[OptimizerTrack, StepDraft], None] | None = None
+        self.clip_seen: Callable[[], None] | None = None
 
     def set(self, asked: dict[str, int | bool]) -> str:
         """Change cadences by name, as `set_sampling` asks; what they are now, in words."""
@@ -97,6 +98,8 @@ class Sampling:
     def clip_begins(self, loop: "Loop") -> None:
         """Before a clip changes gradients."""
         loop.settle()
+        if self.clip_seen is not None:
+            self.clip_seen()
         for track in loop.tracks.live:
             if track.has_open and not track.whole:
                 optimizer = track.ref()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from mpwatch.events import DiagnosisRaised, Event
 from mpwatch_agent.accumulation import Accumulation
 from mpwatch_agent.loop import Loop
 
@@ -31,13 +30,13 @@ class Schedules:
     """Decides for each outermost `step` of a scheduler; `depth` counts those that run."""
 
     def __init__(
-        self, part: Accumulation, loop: Loop, mode: str, tell: Callable[[Event], None]
+        self, part: Accumulation, loop: Loop, mode: str, notice: Callable[[str, str, str], None]
     ) -> None:
         self.depth = 0
         self._part = part
         self._loop = loop
         self._mode = mode
-        self._tell = tell
+        self._notice = notice
         self._warned = False
         self._known: weakref.WeakKeyDictionary[Any, Schedule] = weakref.WeakKeyDictionary()
 
@@ -67,22 +66,17 @@ class Schedules:
         k = self._part.k
         if self._warned or k == 1 or schedule.position < 2:
             return
-        length = _length(scheduler)
+        length = length_of(scheduler)
         if length is None:
             return
         self._warned = True
         name = type(scheduler).__name__
-        self._tell(
-            DiagnosisRaised(
-                name="schedule_too_long",
-                severity="warning",
-                step=self._loop.steps,
-                evidence=f"{name} spans {length} steps and steps once per {k} windows of the"
-                f" script: if it was sized for {length} windows, the run ends at step"
-                f" {length // k} of {length}",
-                advice="--schedule samples keeps the schedule's length in data;"
-                f" or give the scheduler {max(1, length // k)} steps",
-            )
+        self._notice(
+            "schedule_too_long",
+            f"{name} spans {length} steps and steps once per {k} windows of the script: if it was"
+            f" sized for {length} windows, the run ends at step {length // k} of {length}",
+            "--schedule samples keeps the schedule's length in data;"
+            f" or give the scheduler {max(1, length // k)} steps",
         )
 
 
@@ -93,7 +87,7 @@ def _initial(scheduler: Any) -> bool:
     return bool(flag) if flag is not None else getattr(scheduler, "_step_count", 1) == 0
 
 
-def _length(scheduler: Any) -> int | None:
+def length_of(scheduler: Any) -> int | None:
     """After how many of its own steps a schedule has come to its end; None: it never does."""
     for name in _LENGTHS:
         value = getattr(scheduler, name, None)
@@ -106,6 +100,6 @@ def _length(scheduler: Any) -> int | None:
     if not inner:
         return None
     begun = [0, *getattr(scheduler, "_milestones", [])]
-    lengths = [_length(each) for each in inner]
+    lengths = [length_of(each) for each in inner]
     known = [s + n for s, n in zip(begun, lengths, strict=False) if n is not None]
     return max(known, default=None)

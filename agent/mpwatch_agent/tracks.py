@@ -21,7 +21,16 @@ class MicroBatch:
     the script divided its loss by, where the graph shows one.
     """
 
-    __slots__ = ("backwards", "consumed", "divisor", "flags", "losses", "samples", "tokens")
+    __slots__ = (
+        "backwards",
+        "consumed",
+        "divisor",
+        "flags",
+        "losses",
+        "samples",
+        "targets",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.losses: list[Reading] = []
@@ -29,6 +38,8 @@ class MicroBatch:
         self.divisor: float | None = None
         self.samples: int | None = None
         self.tokens: int | None = None
+        # Over how many targets its loss is a mean, where the graph shows it.
+        self.targets: float | None = None
         self.backwards = 0
         self.consumed = False
         # By an optimizer's serial number: a device's number that is finite if gradients were.
