@@ -22,6 +22,9 @@ from mpwatch_agent.stash import parameters_of, scale_gradients
 from mpwatch_agent.steering import Arguments, Part
 from mpwatch_agent.tracks import OptimizerTrack
 
+# In so many backwards it is looked whether the script changes gradients before it steps.
+EDITS_LOOKED_FOR = 64
+
 
 class Accumulation(Part):
     """K script windows per step. `said(reason)` is told once when K has to be 1."""
@@ -139,7 +142,7 @@ class Accumulation(Part):
     def backward_ended(self, completed: bool) -> None:
         self._settle_refused_backward()
         self._seed_in_flight = 1
-        if self.k > 1 and self.notices is not None:
+        if self.k > 1 and self._generation < EDITS_LOOKED_FOR:
             self._after_backward = {t.serial: t.probe() for t in self._loop.tracks.live}
 
     def _settle_refused_backward(self) -> None:
@@ -290,7 +293,7 @@ class Accumulation(Part):
                 return False
             window = self._windows[track.serial] = OpenWindow(track)
         if window.swallows is None:
-            if self.refused is None:
+            if self.refused is None and self._generation < EDITS_LOOKED_FOR:
                 self._notice_edits(window)
             if self.refused is None and window.never_cleared():
                 window.stash.clear()  # all of it is in the gradients already

@@ -27,6 +27,13 @@ class Owners:
 
     def of_gradients(self, gradients: list[Any]) -> list[Any]:
         """The optimizers that own any of `gradients`."""
+        if len(self._tracks.live) == 1 and gradients:
+            # The common case: whoever has the first one.
+            optimizer, first = self._tracks.live[0].ref(), gradients[0]
+            if optimizer is not None and any(
+                p.grad is first for group in optimizer.param_groups for p in group["params"]
+            ):
+                return [optimizer]
         identities = {id(gradient) for gradient in gradients}
         return [
             optimizer

@@ -95,16 +95,28 @@ class Steering:
             part.gradients_whole(optimizer)
 
     def swallows_unscale(self, scaler: Any, optimizer: Any) -> bool:
-        return any(part.swallows_unscale(scaler, optimizer) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_unscale(scaler, optimizer):
+                return True
+        return False
 
     def swallows_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
-        return any(part.swallows_scaler_step(scaler, optimizer) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_scaler_step(scaler, optimizer):
+                return True
+        return False
 
     def swallows_update(self, scaler: Any) -> bool:
-        return any(part.swallows_update(scaler) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_update(scaler):
+                return True
+        return False
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_step(optimizer, (args, kwargs)):
+                return True
+        return False
 
     def step_begins(self, optimizer: Any) -> None:
         for part in self.parts:
@@ -123,11 +135,17 @@ class Steering:
             part.module_cleared(module)
 
     def swallows_clip(self, tensors: Any) -> Any:
-        answers = (part.swallows_clip(tensors) for part in self.parts)
-        return next((answer for answer in answers if answer is not None), None)
+        for part in self.parts:
+            answer = part.swallows_clip(tensors)
+            if answer is not None:
+                return answer
+        return None
 
     def swallows_values(self, gradients: list[Any]) -> bool:
-        return any(part.swallows_values(gradients) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_values(gradients):
+                return True
+        return False
 
     def forward_begins(self, arguments: Any) -> None:
         for part in self.parts:

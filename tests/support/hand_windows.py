@@ -1,4 +1,4 @@
-"""Loops that accumulate by hand, each right or with one well-known fault: `hand_windows.py STYLE`."""
+"""Loops that accumulate by hand, each right or with one well-known fault, by its name."""
 
 import itertools
 import sys
