@@ -50,7 +50,7 @@ class Accumulating:
         agent = self._agent
         part = self.part = Accumulation(agent.loop, k, self._refused, lambda: agent.gate.compiles)
         part.at_window_start = self._at_backward
-        part.notices = self._diagnose
+        part.notices.say = self._diagnose
         part.at_first_forward = self._name_batch_statistics
         self.schedules = Schedules(part, agent.loop, self.schedule, self._diagnose)
         agent.loop.lazy = False

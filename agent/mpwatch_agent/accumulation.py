@@ -14,6 +14,7 @@ from mpwatch_agent import gradient_sync
 from mpwatch_agent.clips import Clip, Clips
 from mpwatch_agent.leaves import LeafWatch
 from mpwatch_agent.loop import Loop
+from mpwatch_agent.notices import Notices
 from mpwatch_agent.open_window import OpenWindow, is_empty
 from mpwatch_agent.owners import Owners
 from mpwatch_agent.seeds import Seeds, Unseedable
@@ -21,9 +22,6 @@ from mpwatch_agent.shield import under_compiled
 from mpwatch_agent.stash import parameters_of, scale_gradients
 from mpwatch_agent.steering import Arguments, Part
 from mpwatch_agent.tracks import OptimizerTrack
-
-# In so many backwards it is looked whether the script changes gradients before it steps.
-EDITS_LOOKED_FOR = 64
 
 
 class Accumulation(Part):
@@ -37,11 +35,8 @@ class Accumulation(Part):
         # Real windows seen so far, and what was seen that K > 1 would have to refuse.
         self.windows_watched = 0 if k == 1 else 2
         self.unfit: str | None = None
-        # Told of what a person should know (name, evidence, advice), each once.
-        self.notices: Callable[[str, str, str], None] | None = None
+        self.notices = Notices(loop)
         self.at_first_forward: Callable[[], None] | None = None
-        # Probes of each optimizer's gradients when the newest backward ended.
-        self._after_backward: dict[int, list[Any]] = {}
         # Asked before each backward and each training forward: may change `k` at a boundary.
         self.at_window_start: Callable[[], None] | None = None
         # Calls of `torch.autograd.grad` since the last step of any optimizer.
@@ -110,40 +105,14 @@ class Accumulation(Part):
             self.refuse(str(error))
             return arguments
         self._seed_in_flight = self.k
-        self._notice_half(arguments)
+        self.notices.seeded(arguments)
         return seeded
-
-    def _notice_half(self, arguments: Arguments) -> None:
-        """Where a loss in fp16 is scaled, division by hand overflows earlier than seeds do."""
-        args, kwargs = arguments
-        root = args[0] if args else kwargs.get("tensors")
-        if getattr(root, "dtype", None) is torch.float16 and self._loop.scaled:
-            self._notice(
-                "fp16_loss_under_scaler",
-                "the loss is a float16 tensor and is scaled: (loss / K) by hand overflows at"
-                " another scale than the seeds of mpwatch, so overflows may differ",
-                "compute the loss in float32",
-            )
-
-    def _notice(self, name: str, evidence: str, advice: str) -> None:
-        if self.notices is not None:
-            self.notices(name, evidence, advice)
-
-    def _notice_edits(self, window: OpenWindow) -> None:
-        after = self._after_backward.get(window.track.serial)
-        if after is not None and window.backwards() and after != window.track.probe():
-            self._notice(
-                "gradients_edited",
-                "gradients are changed between backward and step: under accumulation each window"
-                " of the script is changed by itself, which is the same for linear changes only",
-                "clip with torch.nn.utils.clip_grad_norm_, which mpwatch does once per update",
-            )
 
     def backward_ended(self, completed: bool) -> None:
         self._settle_refused_backward()
         self._seed_in_flight = 1
-        if self.k > 1 and self._generation < EDITS_LOOKED_FOR:
-            self._after_backward = {t.serial: t.probe() for t in self._loop.tracks.live}
+        if self.k > 1:
+            self.notices.backward_ended()
 
     def _settle_refused_backward(self) -> None:
         """A backward that was refused while it ran has ended: what it brought is the script's."""
@@ -293,8 +262,8 @@ class Accumulation(Part):
                 return False
             window = self._windows[track.serial] = OpenWindow(track)
         if window.swallows is None:
-            if self.refused is None and self._generation < EDITS_LOOKED_FOR:
-                self._notice_edits(window)
+            if self.refused is None:
+                self.notices.update_begins(window)
             if self.refused is None and window.never_cleared():
                 window.stash.clear()  # all of it is in the gradients already
                 self.refuse("the script does not clear its gradients between steps")

@@ -95,28 +95,16 @@ class Steering:
             part.gradients_whole(optimizer)
 
     def swallows_unscale(self, scaler: Any, optimizer: Any) -> bool:
-        for part in self.parts:
-            if part.swallows_unscale(scaler, optimizer):
-                return True
-        return False
+        return any(part.swallows_unscale(scaler, optimizer) for part in self.parts)
 
     def swallows_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
-        for part in self.parts:
-            if part.swallows_scaler_step(scaler, optimizer):
-                return True
-        return False
+        return any(part.swallows_scaler_step(scaler, optimizer) for part in self.parts)
 
     def swallows_update(self, scaler: Any) -> bool:
-        for part in self.parts:
-            if part.swallows_update(scaler):
-                return True
-        return False
+        return any(part.swallows_update(scaler) for part in self.parts)
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        for part in self.parts:
-            if part.swallows_step(optimizer, (args, kwargs)):
-                return True
-        return False
+        return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
 
     def step_begins(self, optimizer: Any) -> None:
         for part in self.parts:
@@ -142,10 +130,7 @@ class Steering:
         return None
 
     def swallows_values(self, gradients: list[Any]) -> bool:
-        for part in self.parts:
-            if part.swallows_values(gradients):
-                return True
-        return False
+        return any(part.swallows_values(gradients) for part in self.parts)
 
     def forward_begins(self, arguments: Any) -> None:
         for part in self.parts:
