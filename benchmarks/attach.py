@@ -32,6 +32,7 @@ from mpwatch import codec, rendezvous, wire
 from mpwatch.client import LiveJob
 from mpwatch.events import AgentBound, Event, OutputLine
 from mpwatch.record import Record
+from mpwatch.replayed import ReplayedJob
 
 COLUMNS, LINES = 120, 40
 RATE = 100
@@ -227,22 +228,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the CPU measurement")
+    parser.add_argument("--record", metavar="DIR", help="keep the record here, or use it again")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        directory = Path(place) / "benchmark"
-        directory.mkdir()
+        directory = Path(arguments.record or place) / "benchmark"
+        directory.mkdir(parents=True, exist_ok=True)
         me = os.getpid()
         keeper = {"pid": me, "start_time": rendezvous.process_start_time(me)}
         rendezvous.write_json(
             directory / rendezvous.RUN_FILE,
             {"run_id": "benchmark", "keeper": keeper, "started_at": time.time()},
         )
-        began = time.perf_counter()
-        make_record(directory, arguments.steps)
-        print(f"record of {arguments.steps} steps made in {time.perf_counter() - began:.0f} s")
-        found = replayed(directory, arguments.steps)
-        found |= attached(directory, arguments.steps, arguments.seconds)
+        if not (directory / rendezvous.RECORD_FILE).exists():
+            began = time.perf_counter()
+            make_record(directory, arguments.steps)
+            print(f"record of {arguments.steps} steps made in {time.perf_counter() - began:.0f} s")
+        with ReplayedJob(directory / rendezvous.RECORD_FILE) as job:
+            steps = job.view().steps
+        found = replayed(directory, steps)
+        found |= attached(directory, steps, arguments.seconds)
     if arguments.json:
         print(json.dumps(found))
         return
