@@ -89,7 +89,7 @@ def test_no_record_on_request(place: Place) -> None:
 
 
 def root_of(place: Place) -> Path:
-    return place.directory / "tmp" / f"mpwatch-{os.geteuid()}"
+    return place.temporary / f"mpwatch-{os.geteuid()}"
 
 
 def test_a_linked_runtime_directory_is_refused_and_the_script_runs(place: Place) -> None:
