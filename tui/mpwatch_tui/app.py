@@ -70,11 +70,7 @@ class WatchApp(App[int]):
             )
 
     def get_default_screen(self) -> Screen[None]:
-        keys = [("q", "leave" if self._replay else "detach"), ("?", "help")]
-        if not (self._replay or self._readonly):
-            keys.append(("space", "pause"))
-        keys.append(("p", "plot"))
-        return Overview(self.looks, tuple(keys))
+        return Overview(self.looks, not (self._replay or self._readonly))
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from mpwatch_tui.picture import Picture
 
 # Below this there is room for one picture at a time.
 SMALL: Final = (80, 24)
+LOW: Final = 32
 WIDE: Final = 160
 SECOND_PLOTS: Final = ("scale", "norm", "seconds")
 SLOTS: Final = ("loss", "second", "phases", "memory")
@@ -35,10 +36,10 @@ class Overview(Screen[None]):
         Binding("end", "back(-100000)", show=False),
     ]
 
-    def __init__(self, looks: Looks, keys: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, looks: Looks, may_command: bool) -> None:
         super().__init__()
-        self._header, self._footer = Header(looks, "header"), Footer(looks, "footer")
-        self._footer.keys = keys
+        self._header = Header(looks, "header")
+        self._footer = Footer(looks, "footer", may_command)
         self._loss, self._second = Plot(looks, "loss", "loss"), Plot(looks, "second", "scale")
         self._phases, self._memory = Phases(looks, "phases"), Memory(looks, "memory")
         self._log = LogPanel(looks, "log")
@@ -77,6 +78,7 @@ class Overview(Screen[None]):
     def _arrange(self, width: int, height: int) -> None:
         small = width < SMALL[0] or height < SMALL[1]
         self.set_class(small, "-small")
+        self.set_class(height < LOW, "-low")
         self.set_class(width >= WIDE and not small, "-wide")
         shown = SLOTS[self._slot % len(SLOTS)]
         for name in SLOTS:

@@ -44,9 +44,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest command of this screen, and what became of it."""
+    """The newest command of this screen, and what became of it. `at`: when that was known."""
 
     words: str
+    at: float
     outcome: Outcome = "pending"
     detail: str = ""
 

@@ -124,7 +124,7 @@ class Watching:
             self._hubless_since = self._revived_at = None
         if over:
             self._read_record(now, _Authority(numbers=True, newest=True), keep_open=True)
-            self._give_up("the job has ended")
+            self._give_up("the job has ended", now)
             return "over"
         if hub:
             if self._live is None:
@@ -199,7 +199,7 @@ class Watching:
             self.behind = news.behind
             if not news.behind:
                 break
-        self._settle()
+        self._settle(now)
 
     def _beginning(self, view: RunView, now: float) -> History:
         after = 0 if self._log_back is None else max(0, view.cursor - self._log_back)
@@ -218,17 +218,19 @@ class Watching:
             self._errand = errand = self._errands.popleft()
             errand.since = now
             if errand.command is not None:
-                self._asked = Asked(words=name_of(errand.command).replace("_", " "))
+                words = name_of(errand.command).replace("_", " ")
+                self._asked = Asked(words=words, at=now)
                 continue
             self._errand = None
-            self._asked = Asked(words="stop now", outcome="done", detail=self._places.stop_now())
+            detail = self._places.stop_now()
+            self._asked = Asked(words="stop now", at=now, outcome="done", detail=detail)
 
     def _send(self, job: JobSource, now: float) -> None:
         errand = self._errand
         if errand is None or errand.command is None or errand.sent:
             return
         if now - (errand.since or now) > GIVE_UP_SENDING_S:
-            self._give_up("the hub does not answer")
+            self._give_up("the hub does not answer", now)
             return
         try:
             # The id makes a repetition harmless: the hub answers it and runs it once.
@@ -237,9 +239,9 @@ class Watching:
         except (NoAnswer, JobOver):
             raise
         except MpwatchError as error:
-            self._give_up(str(error))
+            self._give_up(str(error), now)
 
-    def _settle(self) -> None:
+    def _settle(self, now: float) -> None:
         """Look whether the newest command has its outcome."""
         errand, view = self._errand, self._view
         if errand is None or self._asked is None or view is None:
@@ -251,13 +253,14 @@ class Watching:
             detail = f"at step {seen.step}" if applied else seen.reason or ""
             self._asked = Asked(
                 words=self._asked.words,
+                at=now,
                 outcome="applied" if applied else "refused",
                 detail=detail,
             )
             self._errand = None
             return
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, now: float) -> None:
         if self._errand is not None and self._asked is not None:
-            self._asked = Asked(words=self._asked.words, outcome="refused", detail=reason)
+            self._asked = Asked(words=self._asked.words, at=now, outcome="refused", detail=reason)
             self._errand = None
