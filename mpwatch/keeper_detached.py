@@ -11,6 +11,7 @@ from mpwatch.keeper_files import Journal, say
 from mpwatch.keeper_output import OutputLog
 from mpwatch.keeper_pty import PseudoTerminal
 from mpwatch.keeper_stand_in import StandIn
+from mpwatch.spawning import process_start_time
 
 
 class DetachedOutput:
@@ -40,7 +41,10 @@ class DetachedOutput:
             "log": self._log.path,
             "hold": self._terminal.hold,
             "device": self._terminal.device,
-            "stand_in": [self._stand_in.pid, self._stand_in.start_time],
+            "readers": [
+                [os.getpid(), process_start_time(os.getpid())],
+                [self._stand_in.pid, self._stand_in.start_time],
+            ],
         }
 
     def enter(self) -> None:
