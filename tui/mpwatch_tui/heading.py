@@ -49,7 +49,7 @@ def _who(picture: Picture, looks: Looks) -> list[Row]:
     if facts.attempt > 1 or not facts.name:
         groups.append(_pair("attempt", str(facts.attempt)))
     else:
-        groups += [_pair("attempt", str(facts.attempt)), ((facts.run_id, "dim"),)]
+        groups += [_pair("attempt", str(facts.attempt)), ((looks.text(facts.run_id, 60), "dim"),)]
     if facts.cause and not facts.is_live:
         groups.append(((looks.text(facts.cause, 120), "dim"),))
     return groups
