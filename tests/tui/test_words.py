@@ -158,6 +158,17 @@ def test_the_header_keeps_what_matters_when_there_is_little_room() -> None:
     ]
 
 
+def test_time_stands_still_when_the_job_does() -> None:
+    def clock(state: str, **fields: Any) -> str:
+        facts = Facts(run_id="id", state=state, started_at=100.0, **fields)
+        picture = Picture(facts=facts, view=view(last_event_time=160.0), now=400.0)
+        return text(heading.header_rows(picture, 80, 3, PLAIN))[0].split("  ")[2]
+
+    assert clock("running") == "0:05:00"
+    assert clock("lost") == "0:01:00"
+    assert clock("killed", ended_at=220.0) == "0:02:00"
+
+
 def test_the_footer_says_what_the_picture_is_worth() -> None:
     def foot(width: int = 100, **fields: Any) -> str:
         picture = Picture(facts=Facts(run_id="id"), since=100.0, now=112.0, **fields)

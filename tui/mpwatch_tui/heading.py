@@ -44,7 +44,9 @@ def _who(picture: Picture, looks: Looks) -> list[Row]:
     if facts.exit_code is not None and not facts.is_live:
         groups.append(((f"exit code {facts.exit_code}", role),))
     if facts.started_at is not None:
-        end = facts.ended_at if facts.ended_at and not facts.is_live else picture.now
+        # Of a job whose end nobody saw, what was seen last is the end.
+        last = facts.ended_at or picture.view.last_event_time or picture.now
+        end = picture.now if facts.is_live else last
         groups.append(((figures.elapsed(end - facts.started_at), "plain"),))
     if facts.attempt > 1 or not facts.name:
         groups.append(_pair("attempt", str(facts.attempt)))

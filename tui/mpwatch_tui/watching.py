@@ -224,6 +224,7 @@ class Watching:
             self._errand = None
             detail = self._places.stop_now()
             self._asked = Asked(words="stop now", at=now, outcome="done", detail=detail)
+            self._journal.say(now, "event", f"stop now: {detail}")
 
     def _send(self, job: JobSource, now: float) -> None:
         errand = self._errand
