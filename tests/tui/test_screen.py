@@ -27,6 +27,7 @@ ENDED = msgspec.structs.replace(FACTS, state="finished", exit_code=0, ended_at=F
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The log shows local time, the pictures one time."""
     monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     time.tzset()
     yield
     monkeypatch.undo()

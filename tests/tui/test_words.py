@@ -178,7 +178,7 @@ def test_the_footer_says_what_the_picture_is_worth() -> None:
     assert foot(connection="live").endswith("q detach")
     assert "hub lost (0:00:12), last picture; job goes on" in foot(connection="lost")
     assert "hub does not answer (0:00:12)" in foot(connection="silent")
-    assert "ended" in foot(connection="over")
+    assert foot(connection="over").startswith("the job runs: mpwatch attach; from the record")
     asked = Asked(words="pause", at=100.0, outcome="applied", detail="at step 9")
     assert "pause: applied at step 9" in foot(connection="live", asked=asked)
     old = Asked(words="pause", at=50.0, outcome="applied")

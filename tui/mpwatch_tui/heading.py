@@ -138,8 +138,6 @@ def _connection(picture: Picture, looks: Looks) -> Row:
     match picture.connection:
         case "live":
             return (("live", "good"),)
-        case "record":
-            return (("record", "event"),)
         case "connecting":
             return (("connecting", "warn"),)
         case "silent":
@@ -147,7 +145,8 @@ def _connection(picture: Picture, looks: Looks) -> Row:
         case "lost":
             return ((f"hub lost ({waited}), last picture; job goes on", "bad"),)
         case "over":
-            return (("ended; from the record", "event"),)
+            ended = "the job runs: mpwatch attach" if picture.facts.is_live else "ended"
+            return ((f"{ended}; from the record", "event"),)
 
 
 def _asked(asked: Asked, looks: Looks) -> Row:
