@@ -211,3 +211,47 @@ def test_keeper_and_stand_in_killed_the_agent_takes_the_output_over(place: Place
     assert run.log() == b"".join(b"line %d %s\n" % (n, b"x" * 500) for n in range(60))
     assert b"output goes to the log directly" in (run.directory / "output.log").read_bytes()
     assert [event.number for event in run.told()] == list(range(61))
+
+
+LEAVING = """
+import os, subprocess, sys
+child = "import os, threading; print('child', flush=True); open('up', 'w').close()\\n"
+child += "while not os.path.exists('go'): threading.Event().wait(0.01)\\n"
+child += "print('child goes on', flush=True)"
+subprocess.Popen([sys.executable, "-c", child])
+while not os.path.exists("up"):
+    pass
+print(os.get_terminal_size(1), [os.isatty(number) for number in range(3)], flush=True)
+input("name? ")
+"""
+
+
+def test_a_keyboard_is_refused_at_once_and_what_a_script_leaves_behind_goes_on(
+    place: Place,
+) -> None:
+    run = Detached(place, place.script(LEAVING))
+    run.left()
+    assert place.entry("exited")["code"] == 1
+    log = (run.directory / "output.log").read_text()
+    assert "os.terminal_size(columns=100, lines=30) [False, True, True]\nname? Traceback" in log
+    assert log.splitlines()[-2].startswith("EOFError: ")
+    assert log.splitlines()[-1].startswith("mpwatch: ")
+    assert "--headless" in log.splitlines()[-1]
+    run.go_on()
+    place.none_left()
+    assert run.log().endswith(b"child goes on\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, None), (signal.SIGTERM, 143)])
+def test_signals_to_a_detached_keeper(
+    place: Place, number: signal.Signals, code: int | None
+) -> None:
+    run = Detached(place, place.script("import threading; print('here'); threading.Event().wait()"))
+    run.left()
+    until(lambda: b"here" in run.log(), "the script")
+    os.kill(run.keeper, number)
+    if code is None:
+        # A terminal that closes is no reason to end; a second signal shows that it was passed over.
+        os.kill(run.keeper, signal.SIGINT)
+        code = 130
+    assert place.entry("exited")["code"] == code
