@@ -26,6 +26,7 @@ PUMP_BYTES = 4 << 20
 QUIET_S = 0.3
 DRAIN_S = 2.0
 STAND_IN_WAIT_S = 5.0
+HESITATE_S = 0.1
 TAIL_BYTES = 400
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
@@ -115,10 +116,11 @@ class PseudoTerminal:
         `alone`: the keeper was killed. Else the script has ended, and others still print.
         """
         self._log = log
-        if alone:
-            say("the keeper was killed; the script goes on, but nobody will know its exit code")
         gone = select.poll()
         gone.register(self._pidfd or 0, select.POLLIN)
+        # Killed together, or made to die with its keeper: then it does not go on.
+        if alone and not gone.poll(HESITATE_S * 1000):
+            say("the keeper was killed; the script goes on, but nobody will know its exit code")
         while not gone.poll(0):
             self.pump(STAND_IN_WAIT_S)
         self._pidfd = None

@@ -124,6 +124,20 @@ def test_hub_killed_and_killed_again(place: Place, plain: Plain) -> None:
     ends_as_plain(run, plain)
 
 
+def test_hub_killed_at_the_end_the_record_has_the_end_all_the_same(
+    place: Place, plain: Plain
+) -> None:
+    run = started(place, plain)
+    run.left()
+    run.go_on()
+    run.result()
+    for count in (1, 2, 3):
+        # The next one comes after 0.2, 0.4, 0.8 s: the script ends before that.
+        os.kill(run.place.entry("hub_started", count)["pid"], signal.SIGKILL)
+        place.entry("hub_exited", count)
+    ends_as_plain(run, plain)
+
+
 def test_hub_stopped_while_much_is_printed(place: Place, plain_long: Plain) -> None:
     run = started(place, plain_long)
     run.left()
