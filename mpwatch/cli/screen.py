@@ -109,6 +109,8 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
         code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
+    except ImportError as error:
+        print(f"mpwatch: no screen: {error}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
