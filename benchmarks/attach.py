@@ -12,6 +12,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import signal
 import statistics
@@ -36,6 +37,7 @@ from mpwatch.replayed import ReplayedJob
 
 COLUMNS, LINES = 120, 40
 RATE = 100
+HEADER_STEP = re.compile(rb"step (?:\x1b\[[0-9;]*m)+([0-9]+)\x1b")
 BUDGETS = {
     "first paint, replay (s)": 1.0,
     "memory, replay (MB)": 100.0,
@@ -43,6 +45,7 @@ BUDGETS = {
     "memory, attach (MB)": 100.0,
     "CPU of a core at 100 steps/s (%)": 10.0,
     "key to screen, p95 (ms)": 60.0,
+    "agent's send to screen, p99 (ms)": 500.0,
 }
 
 
@@ -105,6 +108,18 @@ class Terminal:
         self.seen.clear()
         return count
 
+    def read_steps(self, seconds: float) -> list[tuple[int, float]]:
+        """The step numbers that the header shows in a while, each with the moment it came."""
+        deadline, found = time.perf_counter() + seconds, []
+        self.seen.clear()
+        while (left := deadline - time.perf_counter()) > 0:
+            if select.select([self.master], [], [], left)[0]:
+                self.seen += os.read(self.master, 1 << 16)
+                now = time.perf_counter()
+                found += [(int(number), now) for number in HEADER_STEP.findall(self.seen)]
+                del self.seen[:-100]
+        return found
+
     def key(self, data: bytes, wanted: bytes) -> float:
         """Seconds from a key to what it brings."""
         self.seen.clear()
@@ -149,6 +164,7 @@ class Feeder(threading.Thread):
         super().__init__(daemon=True)
         self._runtime, self._step = runtime, step
         self.ending = threading.Event()
+        self.sent: dict[int, float] = {}
 
     def run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -169,6 +185,7 @@ class Feeder(threading.Thread):
                 now = time.time()
                 frames.append(codec.encode_frame(event, sequence=sequence, time=now, **place))
                 sequence += 1
+            self.sent[self._step] = time.perf_counter()
             socket.send_multipart(wire.message(wire.EVENTS, codec.encode_batch(frames)))
         socket.close(linger=0)
         context.term()
@@ -206,6 +223,10 @@ def attached(directory: Path, steps: int, seconds: float) -> dict[str, float]:
         spent = sum(terminal.screen.cpu_times()[:2]) - before
         found["CPU of a core at 100 steps/s (%)"] = 100 * spent / (time.perf_counter() - at)
         found["written to the terminal (kB/s)"] = written / seconds / 1000
+        shown = dict(reversed(terminal.read_steps(seconds)))
+        late = sorted(at - feeder.sent[number] for number, at in shown.items())
+        found["agent's send to screen, median (ms)"] = 1000 * statistics.median(late)
+        found["agent's send to screen, p99 (ms)"] = 1000 * late[int(len(late) * 0.99)]
         keys = []
         wanted = (b"gradient norm", b"time per step", b"loss scale")
         for turn in range(60):

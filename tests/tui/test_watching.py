@@ -230,3 +230,17 @@ def test_a_command_without_an_answer_is_given_up_with_a_reason() -> None:
         asked = watcher.look(12.0 + GIVE_UP_SENDING_S).asked
         assert asked is not None
         assert (asked.outcome, asked.detail) == ("refused", reason)
+
+
+def test_a_damaged_record_is_named_once() -> None:
+    world = World(0)
+    world.start_hub()
+    world.happen(3)
+    world.end()
+    job = world.record()
+    job.damage = "record.sqlite is damaged; 3 events"  # type: ignore[attr-defined]
+    watcher = Recorder(world)
+    with patch.object(world, "record", lambda: job):
+        look_until_told([watcher], 1.0)
+        lines = watcher.look(2.0).lines
+    assert [line.text for line in lines].count("record.sqlite is damaged; 3 events") == 1

@@ -59,6 +59,7 @@ class Watching:
         self._revived_at: float | None = None
         self._errands = Errands(places.stop_now)
         self._trouble = ""
+        self._damage: str | None = None
         self.behind = False
 
     # --- called by the thread that draws ----------------------------------------------------
@@ -138,6 +139,7 @@ class Watching:
         try:
             if self._record is None:
                 self._record = self._places.record()
+            self._tell_damage(getattr(self._record, "damage", None), now)
             self._read(self._record, now, authority)
         except MpwatchError as error:
             keep_open = False
@@ -146,6 +148,11 @@ class Watching:
         if not keep_open:
             # A hub may be about to take it over: leave nothing open between looks.
             self._close_record()
+
+    def _tell_damage(self, damage: str | None, now: float) -> None:
+        if damage is not None and damage != self._damage:
+            self._damage = damage
+            self._journal.say(now, "bad", damage)
 
     def _close_record(self) -> None:
         if self._record is not None:
