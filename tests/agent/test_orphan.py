@@ -1,4 +1,4 @@
-"""When nobody reads the terminal any more: what was printed is saved, what is not ours is untouched.
+"""When nobody reads the terminal any more: what was printed is saved, all else is left alone.
 
 With a real keeper killed: `tests/faults/test_detached.py`.
 """
