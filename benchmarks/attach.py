@@ -3,7 +3,8 @@
 A record of a million realistic steps is made first (`--steps N` for fewer). Then, each on a real
 pseudo-terminal of 120x40: `replay` of that record, `attach` to a hub that goes on with it while an
 agent's stand-in sends 100 steps/s. First paint is process start to the newest step's number on the
-screen. Run: `python benchmarks/attach.py`.
+screen; what that is without the time spent waiting for a core that others had is printed too.
+Run: `python benchmarks/attach.py`.
 """
 
 import argparse
@@ -40,8 +41,10 @@ RATE = 100
 HEADER_STEP = re.compile(rb"step (?:\x1b\[[0-9;]*m)+([0-9]+)\x1b")
 BUDGETS = {
     "first paint, replay (s)": 1.0,
+    "less waiting for a core, replay (s)": 1.0,
     "memory, replay (MB)": 100.0,
     "first paint, attach (s)": 1.0,
+    "less waiting for a core, attach (s)": 1.0,
     "memory, attach (MB)": 100.0,
     "CPU of a core at 100 steps/s (%)": 10.0,
     "key to screen, p95 (ms)": 60.0,
@@ -132,6 +135,12 @@ class Terminal:
         """The process that draws: the guard's child."""
         return psutil.Process(self.pid).children()[0]
 
+    def queued_s(self) -> float:
+        """Seconds that guard and screen have waited for a core that others had."""
+        pids = [self.pid, self.screen.pid]
+        waits = [int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) for pid in pids]
+        return sum(waits) / 1e9
+
     def peak_mb(self) -> float:
         """The most memory that guard and screen have held, together."""
         pids = [self.pid, self.screen.pid]
@@ -195,13 +204,13 @@ def replayed(directory: Path, steps: int) -> dict[str, float]:
     """First paint and memory on the record."""
     terminal = Terminal("replay", str(directory))
     painted = terminal.until(str(steps).encode()) - terminal.began
-    spent = sum(terminal.screen.cpu_times()[:2])
+    queued = terminal.queued_s()
     terminal.drain(4.0)
     memory = terminal.peak_mb()
     terminal.close()
     return {
         "first paint, replay (s)": painted,
-        "CPU of the screen until then (s)": spent,
+        "less waiting for a core, replay (s)": painted - queued,
         "memory, replay (MB)": memory,
     }
 
@@ -216,7 +225,9 @@ def attached(directory: Path, steps: int, seconds: float) -> dict[str, float]:
     feeder.start()
     try:
         terminal = Terminal("attach", str(directory))
-        found = {"first paint, attach (s)": terminal.until(b"steps/s") - terminal.began}
+        painted = terminal.until(b"steps/s") - terminal.began
+        found = {"first paint, attach (s)": painted}
+        found["less waiting for a core, attach (s)"] = painted - terminal.queued_s()
         terminal.drain(5.0)
         before, at = sum(terminal.screen.cpu_times()[:2]), time.perf_counter()
         written = terminal.drain(seconds)
