@@ -113,17 +113,21 @@ class Watching:
             self._read_record(now, _Authority(numbers=True, newest=True), keep_open=True)
             self._errands.give_up("the job has ended", now)
             return "over"
-        if hub:
-            if self._live is None:
-                self._live = self._places.live()
-            try:
-                self._errands.send(self._live, now)
-                self._read(self._live, now, _Authority(numbers=True, newest=True))
-            except (NoAnswer, JobOver):
-                self._read_record(now, _Authority(numbers=False, newest=False))
-                return "silent"
-            self._close_record()
-            return "live"
+        return self._look_at_hub(now) if hub else self._look_without_hub(now)
+
+    def _look_at_hub(self, now: float) -> Connection:
+        if self._live is None:
+            self._live = self._places.live()
+        try:
+            self._errands.send(self._live, now)
+            self._read(self._live, now, _Authority(numbers=True, newest=True))
+        except (NoAnswer, JobOver):
+            self._read_record(now, _Authority(numbers=False, newest=False))
+            return "silent"
+        self._close_record()
+        return "live"
+
+    def _look_without_hub(self, now: float) -> Connection:
         if self._hubless_since is None:
             self._hubless_since = now
         # Whoever holds the run next goes on where its record ends.
