@@ -183,10 +183,13 @@ def test_without_a_keeper_a_new_hub_serves_and_the_script_can_be_stopped(place: 
     ensure_hub(run.directory)
     assert hub_is_there(runtime)
     ensure_hub(run.directory)  # there is one: nothing to do
+    shown = place.mpwatch("show").stdout.decode()
+    assert "its keeper was killed: the exit code will not be known" in shown
     said = stop_now(run.directory)
     assert said == f"the keeper is gone: sent SIGTERM to the script (process {run.script})"
     place.none_left()
     assert run.told()[0].text == "here"
+    assert "exit code unknown: nobody saw the script end" in place.mpwatch("show").stdout.decode()
 
 
 def test_stop_through_the_keeper(place: Place) -> None:
