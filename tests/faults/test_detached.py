@@ -231,14 +231,15 @@ def test_keeper_and_stand_in_killed_the_agent_takes_the_output_over(place: Place
 
 
 LEAVING = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 child = "import os, threading; print('child', flush=True); open('up', 'w').close()\\n"
 child += "while not os.path.exists('go'): threading.Event().wait(0.01)\\n"
 child += "print('child goes on', flush=True)"
 subprocess.Popen([sys.executable, "-c", child])
 while not os.path.exists("up"):
     pass
-print(os.get_terminal_size(1), [os.isatty(number) for number in range(3)], flush=True)
+print(os.get_terminal_size(1), [os.isatty(number) for number in range(3)])
+print(signal.getsignal(signal.SIGHUP), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 input("name? ")
 """
 
@@ -250,7 +251,8 @@ def test_a_keyboard_is_refused_at_once_and_what_a_script_leaves_behind_goes_on(
     run.left()
     assert place.entry("exited")["code"] == 1
     log = (run.directory / "output.log").read_text()
-    assert "os.terminal_size(columns=100, lines=30) [False, True, True]\nname? Traceback" in log
+    assert "os.terminal_size(columns=100, lines=30) [False, True, True]\n" in log
+    assert "\n0 set()\nname? Traceback" in log  # SIG_DFL: as it is without a keeper
     assert log.splitlines()[-2].startswith("EOFError: ")
     assert log.splitlines()[-1].startswith("mpwatch: ")
     assert "--headless" in log.splitlines()[-1]
