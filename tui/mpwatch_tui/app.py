@@ -70,11 +70,7 @@ class WatchApp(App[int]):
             )
 
     def get_default_screen(self) -> Screen[None]:
-        keys = [("q", "leave" if self._replay else "detach"), ("?", "help")]
-        if not (self._replay or self._readonly):
-            keys.append(("space", "pause"))
-        keys.append(("p", "plot"))
-        return Overview(self.looks, tuple(keys))
+        return Overview(self.looks, not (self._replay or self._readonly))
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -113,7 +109,8 @@ class WatchApp(App[int]):
             self._watching.plotting.wanted = overview.points_wanted
 
     def on_look_failed(self, message: LookFailed) -> None:
-        self.notify(self.looks.text(message.error, 300), title="look", severity="error")
+        text = self.looks.text(message.error, 300)
+        self.notify(text, title="look", severity="error", markup=False)
 
     # --- keys -------------------------------------------------------------------------------
 
