@@ -105,7 +105,7 @@ class Accumulation(Part):
             self.refuse(str(error))
             return arguments
         self._seed_in_flight = self.k
-        self.notices.seeded(arguments)
+        self.notices.seeded()
         return seeded
 
     def backward_ended(self, completed: bool) -> None:

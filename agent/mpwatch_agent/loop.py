@@ -52,6 +52,8 @@ class Loop:
         # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
         # that no other tensor can take its identity.
         self.unscaled: dict[int, tuple[Any, Any]] = {}
+        # A loss in fp16 was scaled.
+        self.half_loss = False
         # Told of a root's training forward and its arguments, and of a backward and its
         # micro-batch once the losses are read.
         self.sees_forward: Callable[[Any, Any, Any], None] | None = None
@@ -186,7 +188,10 @@ class Loop:
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for root in roots:
             pair = unscaled.get(id(root))
-            loss = root if pair is None else pair[1]
+            loss = root
+            if pair is not None:
+                loss = pair[1]
+                self.half_loss = self.half_loss or loss.dtype is torch.float16
             micro.losses.append(self.reader.read(loss))
         if len(micro.losses) != 1:
             loss = None

@@ -5,11 +5,8 @@ Looks, never touches; called by `accumulation` at a backward and where an update
 
 from collections.abc import Callable
 
-import torch
-
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.open_window import OpenWindow
-from mpwatch_agent.steering import Arguments
 from mpwatch_agent.tracks import Probe
 
 # In so many backwards it is looked whether the script changes gradients before it steps.
@@ -26,11 +23,9 @@ class Notices:
         # Probes of each optimizer's gradients when the newest backward ended.
         self._after: dict[int, list[Probe]] = {}
 
-    def seeded(self, arguments: Arguments) -> None:
+    def seeded(self) -> None:
         """A backward is seeded: where a loss in fp16 is scaled, by hand it overflows earlier."""
-        args, kwargs = arguments
-        root = args[0] if args else kwargs.get("tensors")
-        if getattr(root, "dtype", None) is not torch.float16 or not self._loop.scaled:
+        if not self._loop.half_loss:
             return
         if self.say is not None:
             self.say(

@@ -60,7 +60,8 @@ class WindowWatch:
         """The leader's window is over."""
         discarded, self._discarded = tuple(self._discarded), []
         clipped, self._clipped = tuple(self._clipped), []
-        if draft.multiplier > 1:
+        if draft.multiplier > 1 or (len(draft.window) < 2 and not discarded):
+            # Ours, or the common loop that accumulates nothing.
             return
         steps, length = self._schedule()
         targets = [settle(micro.targets) for micro in draft.window]

@@ -64,3 +64,34 @@ def test_layers_with_batch_statistics_are_named() -> None:
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(2), nn.SyncBatchNorm(2)])
 def test_every_kind_of_batch_norm_counts(layer: nn.Module) -> None:
     assert batch_statistics.batch_statistics([layer]) == [(type(layer).__name__, layer)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        (
+            "told",
+            {
+                "batch_statistics_per_micro_batch",
+                "fp16_loss_under_scaler",
+                "gradients_edited",
+                "schedule_too_long",
+            },
+        ),
+        ("silent", set()),
+    ],
+)
+def test_what_accumulation_says_once(
+    tmp_path: Path, forge: Forge, mode: str, names: set[str]
+) -> None:
+    with listening(tmp_path) as listener:
+        spec = specification(tmp_path, accumulate=4)
+        run = forge.run(SCRIPT.with_name("noticed.py"), tmp_path, mode, specification=spec)
+        while run.poll() is None:
+            listener.drain(0.02)
+        listener.drain(0.05)
+    assert run.returncode == 0, run.communicate()[1].decode()
+    assert not listener.of(HookDisabled)
+    said = [event.name for event in listener.of(DiagnosisRaised)]
+    assert sorted(said) == sorted(names)
+    assert [step.multiplier for step in listener.steps()] == [4, 4, 4]
