@@ -6,6 +6,7 @@ per process, by `entry` in a supervised script or by `watch()`.
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -15,14 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpwatch import faults, rendezvous
+from mpwatch import commands, faults, rendezvous
 from mpwatch.events import (
     AgentExited,
     Event,
     HookDisabled,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
-from mpwatch_agent import binding, hooks
+from mpwatch_agent import asked, binding, hooks
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
@@ -98,6 +99,14 @@ class Agent:
         self._gradients_whole = self.guard_steering(
             "steering at whole gradients", self.steering.gradients_whole
         )
+        self._loop_known = self.guard_steering(
+            "steering once the loop is known", self.steering.loop_known
+        )
+        asked.put_on(self, settings)
+        self.boundary.carries_out(commands.SetScale, functools.partial(asked.set_scale, self))
+        self.boundary.carries_out(
+            commands.SetScalerPolicy, functools.partial(asked.set_scaler_policy, self)
+        )
         self._act_for_watch = self.guard("command in a watched loop", self.act)
 
     def _make_faults(self, texts: list[str]) -> Faults | None:
@@ -137,6 +146,11 @@ class Agent:
 
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
+
+    def hook_as_well(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put on a hook that only something asked for needs, once."""
+        if f"{getattr(owner, '__name__', owner)}.{name}" not in self._table.names():
+            self._table.replace(owner, name, make)
 
     def detach(self, error: BaseException | None = None) -> None:
         """End watching this process, because of `error` or none, and say so to the hub."""
@@ -234,6 +248,8 @@ class Agent:
     def clip_begins(self) -> None:
         if self.faults is not None:
             self.faults.before_update()
+        if self.gate.steers:
+            self._whole_at_clip()
         self.sampling.clip_begins(self.loop)
 
     def clip_ends(self, norm: Any, norm_type: Any) -> None:
@@ -260,6 +276,13 @@ class Agent:
         if faults is not None:
             faults.phase_begins("optimizer")
 
+    def _whole_at_clip(self) -> None:
+        self.loop.settle()
+        for track in self.loop.tracks.live:
+            optimizer = track.ref() if track.window and not track.whole else None
+            if optimizer is not None:
+                self._gradients_whole(optimizer)
+
     def guard_steering(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Guard a function of `steering`: if it fails, the loop is the script's own again."""
         return self._shield.guard_steering(name, function, self.steering.abandon)
@@ -278,6 +301,8 @@ class Agent:
             # Once two windows were seen, what there is of a loop is known.
             if not self._said_loop and draft.step - self.loop.steps_before >= 2:
                 self._say_loop()
+                if self.gate.steers:
+                    self._loop_known()
         self.reports.step(draft, self.loop.steps)
 
     def _say_loop(self) -> None:
@@ -288,6 +313,11 @@ class Agent:
         """Send `event` and what waits, now."""
         self.reports.tell(event)
         self.flush()
+
+    def say(self, line: str) -> None:
+        """One line on the script's stderr, where this process is the rank's own."""
+        if self.reports.outbox is not None or self._spec is None:
+            say_on_stderr(line)
 
     def flush(self) -> None:
         """Send what waits, now."""
@@ -361,6 +391,7 @@ class Agent:
             self.reports.release(wait=True)
             if not self._said_loop:
                 self._say_loop()
+                self._loop_known()
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.
             self.reports.tell(
                 self._last_words(error or getattr(sys, "last_value", None), left_open)

@@ -28,6 +28,8 @@ class StepDraft:
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
         self.found_inf: Reading = None
         self.checked = False
+        # Gradients were not finite and the step was taken all the same.
+        self.nonfinite = False
         self.scale_before: Reading = None
         self.scale_after: Reading = None
         self.grad_norm: Reading = None
@@ -63,7 +65,7 @@ class StepDraft:
             optimizer=self.optimizer,
             micro_batches=len(self.window),
             script_window=max(1, self.usual_window),
-            overflow=_overflow(skipped, self.checked, norm),
+            overflow=_overflow(skipped or self.nonfinite, self.checked, norm),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,
             loss=_mean(losses, divisor),

@@ -35,6 +35,7 @@ def profile_hook_step(agent: "Agent") -> Wrap:
     begins = agent.guard("Optimizer.step", agent.step_begins)
     ends = agent.guard("end of Optimizer.step", agent.step_ends)
     swallows = agent.guard_steering("steering at step", agent.steering.swallows_step)
+    skipping = agent.steering.skipping
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -55,6 +56,10 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                         loop.windows.stepping += 1
                     else:
                         begins(args[0])
+                    if skipping and id(args[0]) in skipping:
+                        skipping.discard(id(args[0]))
+                        loop.step_skipped = completed = True
+                        return None
                     result = hooked(*args, **kwargs)
                     completed = True
                     return result

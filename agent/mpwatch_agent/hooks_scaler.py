@@ -20,10 +20,13 @@ MAX_UNSCALED = 16
 def scale(agent: "Agent") -> Wrap:
     gate, loop = agent.gate, agent.loop
     several = agent.guard("GradScaler.scale", loop.losses_scaled)
+    steer = agent.guard_steering("steering at scale", agent.steering.scale_begins)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
+            if gate.steers and self._enabled and not gate.passes():
+                steer(self)
             result = original(self, outputs)
             if self._enabled and gate.open and not gate.elsewhere():
                 loop.scaler = self
@@ -102,18 +105,42 @@ def update(agent: "Agent") -> Wrap:
     gate = agent.gate
     updated = agent.guard("GradScaler.update", agent.scaler_updated)
     swallows = agent.guard_steering("steering at update", agent.steering.swallows_update)
+    steer = agent.guard_steering("steering into update", agent.steering.update_begins)
+    steered = agent.guard_steering("steering after update", agent.steering.update_ended)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if gate.steers and not gate.passes() and swallows(self):
-                return None
+            new_scale = args[0] if args else kwargs.get("new_scale")
+            if gate.steers and not gate.passes():
+                if swallows(self):
+                    return None
+                steer(self, new_scale)
             result = original(self, *args, **kwargs)
+            if gate.steers and not gate.passes():
+                steered(self, new_scale)
             if not gate.passes():
                 updated(self)
             return result
 
         return update
+
+    return make
+
+
+def load_state(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loaded = agent.guard_steering("steering at loaded state", agent.steering.scaler_loaded)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def load_state_dict(self: Any, state_dict: Any) -> Any:
+            result = original(self, state_dict)
+            if gate.steers and self._enabled and not gate.passes():
+                loaded(self)
+            return result
+
+        return load_state_dict
 
     return make
 

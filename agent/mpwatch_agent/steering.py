@@ -41,6 +41,27 @@ class Part:
         """Whether `Optimizer.step` is to do nothing (and return None)."""
         return False
 
+    def root_found(self, module: Any, within_call: bool) -> None:
+        """A root module is known; `within_call`: its forward is about to run right now."""
+
+    def roots_lost(self, reason: str) -> None:
+        """No hook stays on plain modules, or none could be put on a root."""
+
+    def scale_begins(self, scaler: Any) -> None:
+        """`GradScaler.scale` of an enabled scaler was entered."""
+
+    def scaler_loaded(self, scaler: Any) -> None:
+        """`GradScaler.load_state_dict` of an enabled scaler returned."""
+
+    def update_begins(self, scaler: Any, new_scale: Any) -> None:
+        """`GradScaler.update` was entered and is not swallowed."""
+
+    def update_ended(self, scaler: Any, new_scale: Any) -> None:
+        """`GradScaler.update` returned: the scale is what the scaler itself made of it."""
+
+    def loop_known(self) -> None:
+        """Two steps are over, or the loop ended before: who has had no say by now has none."""
+
     def abandon(self, reason: str) -> None:
         """Something failed: from the next boundary on the loop is the script's own again."""
 
@@ -51,6 +72,9 @@ class Steering:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.parts: list[Part] = []
+        # Optimizers, by identity, whose next step ends its window but is not to change weights.
+        # Plain data: were it a question to a part that fails, a bad step would be taken.
+        self.skipping: set[int] = set()
 
     def add(self, part: Part) -> None:
         """Have `part` asked as well, after those that are there."""
@@ -83,7 +107,42 @@ class Steering:
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
 
+    def root_found(self, module: Any, within_call: bool) -> None:
+        for part in self.parts:
+            part.root_found(module, within_call)
+
+    def roots_lost(self, reason: str) -> None:
+        for part in self.parts:
+            part.roots_lost(reason)
+
+    def scale_begins(self, scaler: Any) -> None:
+        for part in self.parts:
+            part.scale_begins(scaler)
+
+    def scaler_loaded(self, scaler: Any) -> None:
+        for part in self.parts:
+            part.scaler_loaded(scaler)
+
+    def update_begins(self, scaler: Any, new_scale: Any) -> None:
+        for part in self.parts:
+            part.update_begins(scaler, new_scale)
+
+    def update_ended(self, scaler: Any, new_scale: Any) -> None:
+        for part in self.parts:
+            part.update_ended(scaler, new_scale)
+
+    def loop_known(self) -> None:
+        for part in self.parts:
+            part.loop_known()
+
     def abandon(self, reason: str) -> None:
         """Let every part go; called where one of them failed."""
+        failure: Exception | None = None
         for part in self.parts:
-            part.abandon(reason)
+            try:
+                part.abandon(reason)
+            except Exception as error:
+                # The others must still be told.
+                failure = error
+        if failure is not None:
+            raise failure

@@ -1,0 +1,313 @@
+"""Another precision for a script that knows of none: autocast, loss scaling, 16-bit weights.
+
+Owns when the mode is on and why it is not: refused by name where it would silently do nothing or
+would be wrong. The numbers belong to `scaling` and `in_flight`, the weights to `half_copies`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpwatch.events import PrecisionApplied, PrecisionRefused
+from mpwatch.vocabulary import clean_text
+from mpwatch_agent import casting, forward_hooks, half_copies
+from mpwatch_agent.in_flight import GradientsInFlight
+from mpwatch_agent.scale_reports import ScaleReports
+from mpwatch_agent.scaler_presets import Policy
+from mpwatch_agent.scaling import LossScaler
+from mpwatch_agent.steering import Arguments, Part
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+_graph_task = torch._C._current_graph_task_id
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_SHARDED = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
+
+
+class Precision(Part):
+    """One mode for all roots of the script. The first forward decides, the first backward says.
+
+    `policy` is the scaler asked for, None where none was: then fp16 is scaled as torch does it.
+    """
+
+    def __init__(self, agent: "Agent", mode: str, dtype: str | None, policy: Policy | None) -> None:
+        self._agent = agent
+        self._loop = agent.loop
+        self._mode = mode
+        self._dtype = dtype
+        self._policy = policy
+        # "waiting" for a first backward, then "on"; "off" for good.
+        self.state = "waiting"
+        self.flight: GradientsInFlight | None = None
+        self._device = "cpu"
+        self._autocast: Any = None
+        self._depth = 0
+        self._forwards = 0
+        self._entering = False
+        self._plain = False
+        self._foreign = ""
+        self._handles: list[Any] = []
+        self._copies: list[half_copies.HalfCopies] = []
+        self._left: set[str] = set()
+        self._later = ""
+        self._begins = agent.guard_steering("steering at a root's forward", self._forward_begins)
+        self._ends = agent.guard_steering("steering after a root's forward", self._forward_ended)
+
+    # --- roots ------------------------------------------------------------------------------
+
+    def root_found(self, module: Any, within_call: bool) -> None:
+        if self.state == "off":
+            return
+        refusal = self._unfit(module)
+        if refusal:
+            self.give_back(refusal)
+            return
+        self._device = next((p.device.type for p in module.parameters()), "cpu")
+        if self._dtype is None:
+            self._dtype = self._usual_dtype()
+        if self._dtype == "fp16" and self.flight is None:
+            self._begin_scaling()
+        self._change_weights(module)
+        self._handles += forward_hooks.hook(module, self._agent.gate, self._begins, self._ends)
+        if within_call:
+            self._plain = True
+            self._forward_begins(module)
+
+    def _unfit(self, module: Any) -> str:
+        name = type(module).__name__
+        halves = {p.dtype for p in module.parameters()} & casting.HALVES
+        if halves:
+            return f"weights of {name} are {halves.pop()} already"
+        changes_weights = self._mode in ("O2", "O3")
+        if changes_weights and self._agent.gate.compiles:
+            return f"{self._mode} changes weights under a graph that the script compiles"
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if changes_weights and kinds & _SHARDED:
+            return f"{self._mode} is not built for weights that {name} synchronises"
+        return ""
+
+    def _usual_dtype(self) -> str:
+        if self._policy is not None:
+            return "fp16"
+        cuda = self._device == "cuda"
+        if cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return "fp16"
+        return "bf16"
+
+    def _begin_scaling(self) -> None:
+        from mpwatch_agent.scaler_presets import PRESETS
+
+        agent = self._agent
+        scaler = LossScaler(self._policy or PRESETS["torch"])
+        told = ScaleReports(agent, scaler).decided
+        self.flight = GradientsInFlight(self._loop, agent.steering.skipping, scaler, told)
+
+    def _change_weights(self, module: Any) -> None:
+        if self._mode == "O2":
+            self._copies.append(half_copies.HalfCopies(module, self._torch_dtype()))
+        elif self._mode == "O3":
+            half_copies.convert(module, self._torch_dtype())
+
+    def _torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self._dtype or "bf16"]
+
+    def roots_lost(self, reason: str) -> None:
+        if self._plain:
+            # Hooks on a plain module would be traced into the script's graphs.
+            self.give_back(reason)
+
+    # --- forward ----------------------------------------------------------------------------
+
+    def _forward_begins(self, module: Any) -> None:
+        if self.state == "off":
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if torch.is_autocast_enabled(self._device):
+            self._depth = 0
+            self.give_back("the script has autocast of its own")
+            return
+        autocast: Any = torch.autocast(self._device, self._torch_dtype())
+        self._entering = True
+        try:
+            autocast.__enter__()
+        finally:
+            self._entering = False
+        self._autocast = autocast
+        self._forwards += 1
+        for copies in self._copies:
+            copies.put_in()
+
+    def _forward_ended(self, output: Any) -> Any:
+        if not self._depth:
+            return None
+        self._depth -= 1
+        if self._depth:
+            return None
+        self._leave()
+        if self._foreign:
+            self.give_back(self._foreign)
+        return casting.to_fp32(output, self._left)
+
+    def _leave(self) -> None:
+        autocast, self._autocast = self._autocast, None
+        self._depth = 0
+        for copies in self._copies:
+            copies.take_out()
+        if autocast is not None:
+            autocast.__exit__(None, None, None)
+
+    def autocast_entered(self, autocast: Any) -> None:
+        """`torch.autocast.__enter__` was called by somebody."""
+        inside = self._autocast is not None and not self._entering
+        if inside and autocast._enabled and autocast.device == self._device:
+            self._foreign = "the script enters autocast of its own inside the model's forward"
+
+    # --- backward ---------------------------------------------------------------------------
+
+    def backward_begins(self, arguments: Arguments) -> Arguments:
+        if self.state == "off":
+            return arguments
+        if self._depth:
+            # A forward that was left by KeyboardInterrupt and the like.
+            self._leave()
+        if self.state == "waiting":
+            if not self._forwards:
+                self.give_back(self._no_root())
+                return arguments
+            self._say_applied()
+        return arguments if self.flight is None else self.flight.backward_begins(arguments)
+
+    def _no_root(self) -> str:
+        notes = "".join(f"; {note}" for note in self._agent.roots.notes)
+        if not self._loop.tracks.live:
+            return "no optimizer was made before the first backward, so no model is known to cast"
+        return (
+            "no model's forward was seen from outside before the first backward"
+            f" (called only inside compiled code, or not as model(...)?){notes}"
+        )
+
+    def _say_applied(self) -> None:
+        self.state = "on"
+        notes = [f"{name} outputs are left in {self._dtype}" for name in sorted(self._left)]
+        policy = None if self.flight is None else self.flight.scaler.policy.name
+        if self._policy is not None and policy is None:
+            notes.append(
+                f"{self._dtype} needs no loss scaling: scaler {self._policy.name} is unused"
+            )
+        if self._mode == "O3":
+            notes.append(self._warning_o3())
+        event = PrecisionApplied(
+            mode=self._mode,
+            dtype=self._dtype or "",
+            scaler=policy,
+            loss_scale=None if self.flight is None else self.flight.scaler.scale,
+            roots=self._agent.roots.names(),
+            notes=tuple(clean_text(note, 300) for note in notes),
+        )
+        self._agent.tell_at_once(event)
+        for note in notes:
+            self._agent.say(f"precision {self._mode}: {note}")
+
+    def _warning_o3(self) -> str:
+        ulp = "2^-11" if self._dtype == "fp16" else "2^-8"
+        return (
+            f"weights and optimizer state are {self._dtype}: an update below |w| x {ulp} is lost"
+            " and small squares in optimizer state round to zero; O2 keeps fp32 masters"
+        )
+
+    def backward_ended(self, completed: bool) -> None:
+        for copies in self._copies:
+            copies.move_gradients()
+        if self.flight is not None and self.state == "on":
+            self.flight.backward_ended()
+        if self._later:
+            later, self._later = self._later, ""
+            self.give_back(later)
+
+    # --- step -------------------------------------------------------------------------------
+
+    def gradients_whole(self, optimizer: Any) -> None:
+        flight = self.flight
+        if self.state != "on" or flight is None or self._later:
+            return
+        if not flight.speaks_for(optimizer):
+            if _has_gradients(optimizer):
+                self.give_back("an optimizer steps on gradients that no scaled backward made")
+            return
+        if flight.carried is not None and self._agent.faults is None and flight.edited():
+            self.give_back(
+                "the script changes gradients between backward and step, while they are scaled;"
+                " that step was skipped",
+                skip=True,
+            )
+            return
+        flight.decide(optimizer)
+
+    def swallows_step(self, optimizer: Any, arguments: Arguments) -> bool:
+        """Never; but here a step shows how it is called."""
+        if self.state == "off" or self.flight is None:
+            return False
+        args, kwargs = arguments
+        if (args and callable(args[0])) or callable(kwargs.get("closure")):
+            self.give_back("an optimizer's step takes a closure, whose backwards run inside it")
+        elif _graph_task() != -1:
+            self._later = "an optimizer steps inside the backward"
+            self.flight.land_one(optimizer)
+        return False
+
+    # --- the end of it ------------------------------------------------------------------------
+
+    def scale_begins(self, scaler: Any) -> None:
+        if self._policy is None:
+            self.give_back("the script has a GradScaler of its own, and --scaler was not given")
+        elif self.flight is not None and self.state != "off":
+            # The script scales by itself, by the policy that was asked for.
+            flight, self.flight = self.flight, None
+            flight.land(skip=False)
+
+    def loop_known(self) -> None:
+        if self.state == "waiting":
+            self.give_back("no backward was seen")
+
+    def give_back(self, reason: str, *, skip: bool = False) -> None:
+        """The loop is the script's own again; said with `reason`."""
+        if self.state == "off":
+            return
+        was, self.state = self.state, "off"
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        try:
+            self._leave()
+        finally:
+            self._stop_scaling(skip)
+            step = self._loop.steps
+            said = "given back" if was == "on" else "refused"
+            self._agent.say(f"precision {self._mode} {said}: {clean_text(reason, 300)}")
+            self._agent.tell_at_once(
+                PrecisionRefused(
+                    mode=self._mode,
+                    reason=clean_text(reason, 300),
+                    after_step=step,
+                    was_on=was == "on" or self._forwards > 0,
+                )
+            )
+
+    def _stop_scaling(self, skip: bool) -> None:
+        loop = self._loop
+        loop.steered_scale, loop.looked_at_gradients = None, False
+        if self.flight is not None:
+            self.flight.land(skip=skip)
+            if not skip:
+                self.flight = None
+
+    def abandon(self, reason: str) -> None:
+        self.give_back(reason)
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    groups = optimizer.param_groups
+    return any(p.grad is not None for group in groups for p in group["params"])
