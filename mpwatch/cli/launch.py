@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import mpwatch
 from mpwatch import rendezvous
 from mpwatch.cli.configuration import Configuration
+from mpwatch.cli.options import SCALER_KNOBS
 from mpwatch.cli.provenance import git_commit
 from mpwatch.cli.redaction import redact
 from mpwatch.errors import MpwatchError, RuntimeDirectoryRefused, UsageError
@@ -32,13 +33,26 @@ IN_RUN_FILE: Final = (
     "headless",
     "max_steps",
     "inject",
+    "precision",
+    "scaler",
+    *SCALER_KNOBS,
+    "on_nonfinite",
     "grad_norm_every",
     "memory_every",
     "stall_after",
     "grace",
     "die_with_keeper",
 )
-FOR_AGENT: Final = ("max_steps", "inject", "grad_norm_every", "memory_every")
+FOR_AGENT: Final = (
+    "max_steps",
+    "inject",
+    "grad_norm_every",
+    "memory_every",
+    "precision",
+    "scaler",
+    *SCALER_KNOBS,
+    "on_nonfinite",
+)
 
 
 class Place(NamedTuple):

@@ -19,7 +19,7 @@ style, hand = sys.argv[1:3]
 init_scale = float(sys.argv[3]) if len(sys.argv) > 3 else 2.0**16
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 dtype = DTYPES.get(hand.split(":")[0])
-Output = namedtuple("Output", "value rest")  # noqa: PYI024  # as scripts have it
+Output = namedtuple("Output", "value rest")  # as scripts have it
 
 torch.manual_seed(0)
 
