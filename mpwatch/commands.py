@@ -153,4 +153,5 @@ def parse(name: str, words: Sequence[str]) -> Command:
     try:
         return msgspec.convert(values, type=known, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"{name}: {error}") from None
+        text = str(error)
+        raise UsageError(text if text.startswith(name) else f"{name}: {text}") from None

@@ -23,7 +23,8 @@ def requested(state: FoldState, frame: Frame, event: CommandRequested) -> None:
 
 def applied(state: FoldState, frame: Frame, event: CommandApplied) -> None:
     """One rank applied a command."""
-    _answered(state, frame.rank, _command(state, event.id, event.command), Answer(event.step, None))
+    answer = Answer(event.step, None, clean_text(event.note))
+    _answered(state, frame.rank, _command(state, event.id, event.command), answer)
 
 
 def refused(state: FoldState, frame: Frame, event: CommandRefused) -> None:
@@ -71,5 +72,7 @@ def _decide(command: CommandState) -> None:
     reasons = [answer.reason for answer in command.answers.values() if answer.reason is not None]
     steps = [answer.step for answer in command.answers.values() if answer.step is not None]
     command.outcome = "refused" if reasons else "applied"
-    command.reason = reasons[0] if reasons else None
+    # What an agent says of a command that it applied is as good to know as why not.
+    notes = [answer.note for answer in command.answers.values() if answer.note]
+    command.reason = next(iter([*reasons, *notes]), None)
     command.step = max(steps) if steps else None

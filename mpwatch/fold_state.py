@@ -11,7 +11,14 @@ import msgspec
 from mpwatch.codec import Frame
 from mpwatch.events import OptimizerDescribed, PhaseMemory, SystemSampled
 from mpwatch.quantiles import LogHistogram
-from mpwatch.store import AttemptSeen, FaultSeen, HookSeen, OverflowSeen
+from mpwatch.store import (
+    AttemptSeen,
+    FaultSeen,
+    HookSeen,
+    OverflowSeen,
+    PrecisionSeen,
+    ScalingSeen,
+)
 
 MAX_SEGMENTS: Final = 4000
 MAX_ENTRIES: Final = 200
@@ -113,6 +120,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     step: int | None
     reason: str | None
+    note: str = ""
 
 
 class CommandState(msgspec.Struct):
@@ -181,6 +189,8 @@ class FoldState(msgspec.Struct):
     recent: list[RecentStep] = []
     phases: dict[str, LogHistogram] = {}
     memory: dict[str, MemoryState] = {}
+    precision: PrecisionSeen | None = None
+    scaling: ScalingSeen | None = None
     overflows: list[OverflowSeen] = []
     overflow_count: int = 0
     commands: dict[str, CommandState] = {}

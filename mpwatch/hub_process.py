@@ -95,6 +95,7 @@ class HubProcess:
             self.hub.start(os.getpid(), time.time())
             while not self.ending and not self._job.over:
                 self._turn(POLL_S)
+                self._guarded(self._job.tell_output)
                 self._guarded(lambda: self._job.read_keeper(self._is_quiet))
                 self._guarded(self._job.sample)
                 self._guarded(self._job.look_for_life)
@@ -173,6 +174,7 @@ class HubProcess:
             pass
         self._guarded(lambda: self._job.read_keeper(lambda: True))
         self._guarded(self._job.tell_exits)
+        self._guarded(self._job.close)
         if self._record.path is None:
             until = time.monotonic() + LINGER_WITHOUT_RECORD_S
             while time.monotonic() < until:

@@ -1,7 +1,7 @@
 """What the hub sees of the job beside its events: the keeper's file, the processes, the machine.
 
-Part of the hub's process. Reads files and /proc, says what it finds through the hub, and knows
-when nothing is left to serve.
+Part of the hub's process. Reads files and /proc (the script's output among them), says what it
+finds through the hub, and knows when nothing is left to serve.
 """
 
 import time
@@ -12,6 +12,7 @@ from typing import Any, Final
 from mpwatch import keeper_tail, rendezvous
 from mpwatch.hub import Hub
 from mpwatch.keeper_tail import KeeperTail
+from mpwatch.output_tail import OutputTail
 from mpwatch.system import SystemSampler
 
 SAMPLE_EVERY_S: Final = 5.0
@@ -32,6 +33,8 @@ class JobWatch:
         self._hub = hub
         self._keeper = run_file.get("keeper")
         self._tail = KeeperTail(directory / rendezvous.KEEPER_FILE)
+        state = hub.record.fold.state
+        self._output = OutputTail(directory, state.output_offset, state.output_lines)
         self._sampler = SystemSampler(directory)
         self._sampled_at = 0.0
         self._looked_at = 0.0
@@ -68,11 +71,26 @@ class JobWatch:
     def tell_exits(self) -> None:
         """Tell of exits that were read and not told yet."""
         entries, self._exit_entries = self._exit_entries, []
+        if entries:
+            # The keeper has read the output to its end before it wrote this.
+            self.tell_output(ended=True)
         for entry in entries:
             event = keeper_tail.job_exited(entry)
             if event is not None:
                 at = keeper_tail.time_of(entry, time.time())
                 self._hub.job_exited(event, keeper_tail.attempt_of(entry), at)
+
+    def tell_output(self, ended: bool = False) -> None:
+        """Tell what the script printed; `ended`: nothing more will come of it."""
+        now = time.time()
+        for line in self._output.look(time.monotonic(), ended):
+            self._hub.say(line, now)
+
+    def close(self) -> None:
+        """Tell the rest of the output, if there is nothing left to serve, and let go of it."""
+        if self.over:
+            self.tell_output(ended=True)
+        self._output.close()
 
     def sample(self) -> None:
         """Sample the machine now and then, while the job runs."""

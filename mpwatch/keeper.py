@@ -2,7 +2,8 @@
 
 Started by its path under `python -I -S`: standard library only, no package but our own few
 modules. It passes signals and the exit code on, writes `keeper.jsonl` and looks at
-`requests.jsonl`. Nothing that fails here but the spawn itself may change what the script does.
+`requests.jsonl`. Beneath a screen it is detached and holds the script's terminal as well. Nothing
+that fails here but the spawn itself may change what the script does.
 `mpwatch.cli.run` prepares the specification and execs into it.
 """
 
@@ -20,6 +21,7 @@ if not __package__:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from mpwatch.group_witness import GroupWitness
+from mpwatch.keeper_detached import DetachedOutput
 from mpwatch.keeper_files import Journal, Requests, say
 from mpwatch.keeper_hub import Hub
 from mpwatch.spawning import (
@@ -78,6 +80,10 @@ class Keeper:
         hub = specification["hub"]
         log = os.path.join(directory, "hub.log")
         self._hub = Hub(hub, log, self._journal, self._mask) if hub else None
+        # Where the script prints when it is detached from the terminal.
+        self._output = (
+            DetachedOutput(directory, self._journal) if specification["terminal"] else None
+        )
         self._pid = 0
         self._witness: GroupWitness | None = None
         # Signals that came, and when: passed on once the witness has had its time.
@@ -104,6 +110,8 @@ class Keeper:
             return 128 + early
         before = oom_kills()
         try:
+            if self._output is not None:
+                self._output.open()
             self._pid = spawn(self._command, self._environment(number), self._prepare)
         except OSError as error:
             code = 127 if error.errno == errno.ENOENT else 126
@@ -115,9 +123,15 @@ class Keeper:
         self._journal.write(
             "spawned", pid=self._pid, start_time=process_start_time(self._pid), attempt=number
         )
-        self._witness = GroupWitness(PASSED_ON)
+        if self._output is None:
+            self._witness = GroupWitness(PASSED_ON)
+        else:
+            self._output.started(self._pid)
         code, name = exit_of(self._wait())
-        self._witness.end()
+        if self._witness is not None:
+            self._witness.end()
+        if self._output is not None:
+            self._output.finish(code)
         cause = self._cause(name, before)
         self._journal.write("exited", code=code, signal=name, attempt=number, **cause)
         return code
@@ -126,7 +140,8 @@ class Keeper:
         """A signal that asked to end before there was a script to pass it to."""
         while (info := signal.sigtimedwait(PASSED_ON, 0)) is not None:
             number = signal.Signals(info.si_signo)
-            if number is not signal.SIGWINCH and number not in self._ignored:
+            closed = number is signal.SIGHUP and self._output is not None
+            if not closed and number is not signal.SIGWINCH and number not in self._ignored:
                 return number
         return None
 
@@ -138,12 +153,16 @@ class Keeper:
             paths = [self._spec["inject"], *([original] if original else [])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
             filled = {**agent, "attempt": attempt, "keeper_pid": os.getpid()}
+            if self._output is not None:
+                filled["output"] = self._output.for_agent()
             environment["_MPWATCH_AGENT"] = json.dumps(filled, ensure_ascii=False)
         return environment
 
     def _prepare(self) -> None:
         if self._spec["die_with_keeper"]:
             die_with(int(self._spec["keeper_pid"]))
+        if self._output is not None:
+            self._output.enter()
         restore_signals(self._mask, self._ignored)
 
     def _wait(self) -> int:
@@ -158,12 +177,19 @@ class Keeper:
                 # Whatever else breaks, the script keeps its supervisor and its exit code.
                 say(f"the keeper goes on without a hub: {type(error).__name__}: {error}")
                 self._well = False
-            info = signal.sigtimedwait(WATCHED, WITNESS_S if self._came else TICK_S)
+            info = self._next_signal(WITNESS_S if self._came else TICK_S)
             if info is not None and info.si_signo != signal.SIGCHLD:
                 self._note(signal.Signals(info.si_signo), info.si_code)
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 return status
+
+    def _next_signal(self, seconds: float) -> "signal.struct_siginfo | None":
+        """The next signal within `seconds`; beneath a screen this is where output is read."""
+        if self._output is None:
+            return signal.sigtimedwait(WATCHED, seconds)
+        self._output.wait(seconds)
+        return signal.sigtimedwait(WATCHED, 0)
 
     def _send_due(self, now: float) -> None:
         for came in [came for came in self._came if came[0] <= now - WITNESS_S]:
@@ -184,6 +210,8 @@ class Keeper:
 
     def _note(self, number: signal.Signals, code: int) -> None:
         """A signal came. A positive code means the kernel: from the terminal, for Ctrl+C."""
+        if number is signal.SIGHUP and self._output is not None:
+            return  # a terminal that closed; this one has another
         now = time.monotonic()
         if number in ASKING_TO_END:
             self._asked = (number.name, now)

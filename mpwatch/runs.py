@@ -64,9 +64,27 @@ def read_run(directory: Path) -> Run | None:
 
 
 def list_runs(directory: Path) -> list[Run]:
-    """The runs below `directory` and the unrecorded ones of this user, newest first."""
-    found = [*_runs_below(directory), *_runs_below(rendezvous.runtime_root())]
+    """The runs below `directory` and the unrecorded ones from here, newest first.
+
+    An unrecorded run has no directory of its own to be found in; of those started elsewhere only
+    the ones that still run are of interest.
+    """
+    here = working_directory()
+    unrecorded = [
+        run
+        for run in _runs_below(rendezvous.runtime_root())
+        if run.info.get("cwd") == here or is_live(run)
+    ]
+    found = [*_runs_below(directory), *unrecorded]
     return sorted(found, key=lambda run: (run.started_at, run.run_id), reverse=True)
+
+
+def working_directory() -> str | None:
+    """Where we are; None where that directory was deleted under us."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _runs_below(directory: Path) -> Iterable[Run]:
@@ -139,8 +157,8 @@ def is_live(run: Run) -> bool:
     if run.ended:
         return False
     if last is not None and last.ended:
-        return _keeper_lives(run)
-    return _script_lives(run, last) or _keeper_lives(run)
+        return keeper_lives(run)
+    return _script_lives(run, last) or keeper_lives(run)
 
 
 def _script_lives(run: Run, last: Attempt | None) -> bool:
@@ -151,7 +169,8 @@ def _script_lives(run: Run, last: Attempt | None) -> bool:
     return rendezvous.is_alive(last.pid, last.start_time)
 
 
-def _keeper_lives(run: Run) -> bool:
+def keeper_lives(run: Run) -> bool:
+    """Whether the run's keeper lives, on this machine."""
     keeper = run.info.get("keeper")
     pid = keeper.get("pid") if isinstance(keeper, dict) else None
     if not isinstance(keeper, dict) or not isinstance(pid, int) or _is_foreign(run):
@@ -195,8 +214,8 @@ def state_of(run: Run, evidence: Evidence) -> State:
     if last is not None and last.ended:
         return ended_state(last, evidence)
     if last is None:
-        return "starting" if _keeper_lives(run) else "lost"
-    if _script_lives(run, last) or _keeper_lives(run):
+        return "starting" if keeper_lives(run) else "lost"
+    if _script_lives(run, last) or keeper_lives(run):
         # An unwatched script runs; that it never binds says nothing.
         watched = run.info.get("watched", True)
         return live_state(evidence if watched else evidence._replace(bound=None))

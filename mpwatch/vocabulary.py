@@ -54,6 +54,10 @@ HALF_DTYPES: Final[tuple[str, ...]] = ("fp16", "bf16")
 INTERVAL_UNITS: Final[tuple[str, ...]] = ("windows", "micro_batches", "samples")
 POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 
+# Default cadences, in steps of the leading optimizer.
+GRAD_NORM_EVERY: Final = 50
+MEMORY_EVERY: Final = 20
+
 # Every line that mpwatch writes to a script's stderr begins with this.
 STDERR_PREFIX: Final = "mpwatch: "
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.events import PhaseMemory
+from mpwatch.vocabulary import GRAD_NORM_EVERY, MEMORY_EVERY
 from mpwatch_agent.device import Later, Reading, settle
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.gradients import gradients_of, norm_of
@@ -19,8 +20,6 @@ from mpwatch_agent.tracks import OptimizerTrack
 if TYPE_CHECKING:
     from mpwatch_agent.loop import Loop
 
-GRAD_NORM_EVERY = 50
-MEMORY_EVERY = 20
 # A clip's norm counts as the gradient norm when it is this close to one computed here.
 CLIP_AGREES = 0.01
 

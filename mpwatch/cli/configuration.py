@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from mpwatch.cli.options import BY_NAME, OPTIONS, checked
 from mpwatch.errors import UsageError
-from mpwatch.runs import RUNS_DIRECTORY
 
 OWN_FILE: Final = "mpwatch.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -158,5 +157,4 @@ def _options_of(table: object, origin: str) -> tuple[dict[str, Any], str, dict[s
 
 def runs_directory(flag: str | None) -> str:
     """Where verbs that read look for runs: the same place that `run` would write to."""
-    found = resolve({"runs_dir": flag}, os.environ, ".").value("runs_dir")
-    return str(found or RUNS_DIRECTORY)
+    return str(resolve({"runs_dir": flag}, os.environ, ".").value("runs_dir"))

@@ -9,9 +9,12 @@ import os
 from typing import Any, Final, NamedTuple
 
 from mpwatch.errors import UsageError
+from mpwatch.runs import RUNS_DIRECTORY
 from mpwatch.vocabulary import (
     ACTIONS_TO_COME,
     AT_LIMIT,
+    GRAD_NORM_EVERY,
+    MEMORY_EVERY,
     ON_NONFINITE,
     SCALERS,
     clean_text,
@@ -53,7 +56,7 @@ class Option(NamedTuple):
 OPTIONS: Final = (
     Option("headless", "switch", False, "run in the foreground, output untouched"),
     Option("name", "name", None, "a name for the run, to find it again", "NAME"),
-    Option("runs_dir", "path", None, "where run directories go (mpwatch-runs)", "DIR"),
+    Option("runs_dir", "path", RUNS_DIRECTORY, "where run directories go", "DIR"),
     Option("no_record", "switch", False, "keep events in memory only"),
     Option("max_steps", "integer", None, "end the run after N optimizer steps", "N", 1),
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
@@ -71,8 +74,8 @@ OPTIONS: Final = (
     Option("at_ceiling", "word", None, "pressed above it: warn or stop", "DO", choices=AT_LIMIT),
     Option("on_nonfinite", "word", None, "without a scaler: warn, skip or stop", "DO",
            choices=ON_NONFINITE),
-    Option("grad_norm_every", "integer", None, "steps per gradient norm; 0: off", "N", 0, 10**6),
-    Option("memory_every", "integer", None, "steps per memory sample; 0: off", "N", 0, 10**6),
+    Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
+    Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),
     Option("stall_after", "seconds", 30.0, "silence that counts as a stall", "SECONDS", 1),
     Option("grace", "seconds", 25.0, "time between SIGTERM and SIGKILL of a stop", "SECONDS", 0),
     Option("die_with_keeper", "switch", False, "kill the script if its keeper is killed"),

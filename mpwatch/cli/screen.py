@@ -6,6 +6,7 @@ says how to come back. `run`, `attach` and `replay` call `watch_in_terminal`; th
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -99,9 +100,13 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
     try:
         # Textual draws on stderr, which may be a file.
         os.dup2(OUTPUT, ERRORS)
+        # Looking for garbage while modules load is a quarter of the time to the first picture.
+        gc.disable()
+        from mpwatch.cli.revive import ensure_hub
+        from mpwatch.stopping import stop_now
         from mpwatch_tui.entry import show
 
-        code = show(**options, guard=guard)
+        code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except BaseException:

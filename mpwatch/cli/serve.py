@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from mpwatch import rendezvous
-from mpwatch.cli import launch
+from mpwatch.cli import launch, places
 from mpwatch.cli.configuration import resolve
 from mpwatch.errors import UsageError
 from mpwatch.keeper_files import Journal
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.fork():
         return 0
     os.setsid()
-    place = launch.prepare(command, configuration, inject=True)
+    place = places.prepare(command, configuration, inject=True)
     if place is None or place.runtime is None:
         return 1
     agent = launch.agent_specification(place, configuration, os.environ)

@@ -28,7 +28,8 @@ def _outside(run: Run, state: State, evidence: Evidence) -> Lines:
     last = run.attempts[-1] if run.attempts else None
     words: list[str] = [state]
     if last is not None and last.ended:
-        words.append(f"exit code {last.exit_code}")
+        known = last.exit_code is not None
+        words.append(f"exit code {last.exit_code}" if known else "exit code unknown")
         cause = attempts[-1]["cause"]
         if cause is not None and cause != f"exit code {last.exit_code}":
             words.append(clean_text(cause, 300))
@@ -59,8 +60,8 @@ def _training(view: RunView) -> Lines:
     if view.accumulation_steps is not None:
         yield (
             "window",
-            f"{view.accumulation_steps} micro-batches"
-            f" ({view.script_window} of the script x {view.multiplier or 1})",
+            _several(view.accumulation_steps, "micro-batch", "micro-batches")
+            + f" ({view.script_window} of the script x {view.multiplier or 1})",
         )
     rates = ", ".join(number(rate) for rate in view.learning_rates[:4])
     yield (
@@ -70,7 +71,8 @@ def _training(view: RunView) -> Lines:
     )
     if view.loss_scale is not None:
         yield "loss scale", number(view.loss_scale)
-    speed = [f"{duration(view.step_s)} per step"] if view.step_s is not None else []
+    yield from _precision(view)
+    speed = [f"{duration(view.step_s)} per step (median)"] if view.step_s is not None else []
     if view.samples_per_s is not None:
         speed.append(f"{number(view.samples_per_s)} samples/s")
     if speed:
@@ -84,6 +86,27 @@ def _training(view: RunView) -> Lines:
     for optimizer in view.optimizers[1:]:
         name = clean_text(optimizer.name, 60)
         yield f"optimizer {optimizer.index}", f"{name}: {optimizer.steps} steps"
+
+
+def _precision(view: RunView) -> Lines:
+    precision, scaling = view.precision, view.scaling
+    if precision is not None:
+        dtype = f" {precision.dtype}" if precision.dtype else ""
+        scaled = f", scaler {precision.scaler}" if precision.scaler else ""
+        reason = f": {precision.reason}" if precision.reason else ""
+        yield "precision", f"{precision.mode}{dtype} {precision.state}{scaled}{reason}"
+        for note in precision.notes[:ENTRIES_AT_MOST]:
+            yield "", note
+    if scaling is None:
+        return
+    if scaling.policy is not None:
+        refused = f" not used: {scaling.refused}" if scaling.refused else ""
+        instead = f" instead of {scaling.replaced}" if scaling.replaced and not refused else ""
+        yield "scaler", f"{scaling.policy}{instead}{refused}"
+    for limit in scaling.limits[-3:]:
+        yield "", f"scale {number(limit.scale)}: {limit.limit} at step {limit.step}"
+    if scaling.nonfinite_steps:
+        yield "not finite", f"gradients of {scaling.nonfinite_steps} steps, without a scaler"
 
 
 def _phases(view: RunView) -> Lines:
@@ -113,7 +136,8 @@ def _happenings(view: RunView) -> Lines:
         yield "error", clean_text(f"{view.error_type}: {view.error or ''}", 300)
     if view.overflow_count:
         steps = ", ".join(str(overflow.step) for overflow in view.overflows[-ENTRIES_AT_MOST:])
-        yield "overflows", f"{view.overflow_count}, the last at step {steps}"
+        which = "at step" if view.overflow_count == 1 else "the last at steps"
+        yield "overflows", f"{view.overflow_count}, {which} {steps}"
     for fault in view.faults[-ENTRIES_AT_MOST:]:
         target = f" {clean_text(fault.target, 80)}" if fault.target else ""
         yield "injected", f"{clean_text(fault.fault, 20)} at step {fault.step}{target}"
@@ -124,7 +148,8 @@ def _happenings(view: RunView) -> Lines:
         words += [f"({clean_text(command.reason, 200)})"] if command.reason else []
         yield "command", " ".join(words)
     if view.discarded_windows:
-        yield "discarded", f"{view.discarded_windows} windows without a step"
+        windows = _several(view.discarded_windows, "window", "windows")
+        yield "discarded", f"{windows} without a step"
 
 
 def _observation(view: RunView) -> Lines:
@@ -142,14 +167,18 @@ def _observation(view: RunView) -> Lines:
         yield "hook off", f"{clean_text(hook.hook, 60)}: {clean_text(hook.error, 200)}"
     for note in view.notes[:ENTRIES_AT_MOST]:
         yield "note", clean_text(note, 300)
-    losses = {
-        "events dropped by the agent": view.dropped_events,
-        "frames missing": view.missing_frames,
-        "events not recorded": view.record_dropped,
-        "messages rejected": sum(view.rejected.values()),
-    }
-    for what, count in losses.items():
+    losses = (
+        (view.dropped_events, "event", "dropped by the agent"),
+        (view.missing_frames, "frame", "missing"),
+        (view.record_dropped, "event", "not recorded"),
+        (sum(view.rejected.values()), "message", "rejected"),
+    )
+    for count, what, fate in losses:
         if count:
-            yield "lost", f"{count} {what}"
+            yield "lost", f"{_several(count, what, what + 's')} {fate}"
     if view.record_error:
         yield "record", clean_text(view.record_error, 200)
+
+
+def _several(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

@@ -13,7 +13,7 @@ from mpwatch.cli.choice import add_run, chosen
 from mpwatch.cli.formats import to_json
 from mpwatch.codec import Frame, decode_event, decode_frame
 from mpwatch.errors import EXIT_OK, CodecError, UsageError
-from mpwatch.events import Event
+from mpwatch.events import Event, OutputLine
 from mpwatch.vocabulary import clean_text
 
 Entry = tuple[int, Frame, Event]
@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         entries = client.follow(directory, arguments.after, _missed)
     for entry in entries:
+        if not arguments.json and getattr(entry[2], "unfinished", False):
+            continue  # a line that is still being drawn is told again
         sys.stdout.write(line(entry))
         sys.stdout.flush()
     return EXIT_OK
@@ -91,8 +93,13 @@ def _line(entry: Entry) -> str:
     kind = str(fields.pop("kind"))
     clock = time.strftime("%H:%M:%S", time.localtime(frame.time))
     sender = "hub" if frame.rank < 0 else f"rank {frame.rank}"
-    words = " ".join(f"{name}={clean_text(_shown(value))}" for name, value in fields.items())
-    return f"{cursor:>7}  {clock}  {sender:<7} {kind:<20} {words}\n"
+    if isinstance(event, OutputLine):
+        left_out = f"({event.left_out} lines left out, see output.log)  " if event.left_out else ""
+        sender, kind, words = "script", "", left_out + clean_text(event.text)
+    else:
+        words = " ".join(f"{name}={clean_text(_shown(value))}" for name, value in fields.items())
+    head = f"{cursor:>7}  {clock}  {sender:<7} "
+    return f"{head}{kind:<20} {words}\n" if kind else f"{head}{words}\n"
 
 
 def _shown(value: object) -> str:

@@ -283,6 +283,13 @@ class TestCommands:
         assert told(late, rank=HUB_RANK).commands[0].outcome == "applied"
         assert told(self.applied(9)).commands[0].step == 5
 
+    def test_what_an_agent_says_of_an_applied_command_is_kept(self, told: Told) -> None:
+        told(bound())
+        told(self.requested(), rank=HUB_RANK)
+        note = events.CommandApplied(id="a", command="pause", step=3, note="was paused already")
+        seen = told(note).commands[0]
+        assert (seen.outcome, seen.reason) == ("applied", "was paused already")
+
     def test_the_hub_speaks_for_ranks_that_cannot(self, told: Told) -> None:
         told(bound())
         told(self.requested(), rank=HUB_RANK)

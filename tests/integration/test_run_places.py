@@ -82,10 +82,14 @@ def test_no_record_on_request(place: Place) -> None:
     assert not (place.directory / "mpwatch-runs").exists()
     (entry,) = json.loads(place.mpwatch("ls", "--json").stdout)
     assert entry["recorded"] is False
+    # From another directory it is nobody's business, over as it is.
+    elsewhere = place.directory / "elsewhere"
+    elsewhere.mkdir()
+    assert json.loads(place.mpwatch("ls", "--json", cwd=elsewhere).stdout) == []
 
 
 def root_of(place: Place) -> Path:
-    return place.directory / "tmp" / f"mpwatch-{os.geteuid()}"
+    return place.temporary / f"mpwatch-{os.geteuid()}"
 
 
 def test_a_linked_runtime_directory_is_refused_and_the_script_runs(place: Place) -> None:

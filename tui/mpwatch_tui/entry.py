@@ -3,23 +3,50 @@
 Called by `mpwatch.cli.screen` in the process that owns the terminal; nothing else starts the app.
 """
 
+import gc
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+
+from mpwatch_tui.app import WatchApp
+from mpwatch_tui.looks import Looks
+from mpwatch_tui.places import RunPlaces
+from mpwatch_tui.watching import Watching
 
 
 def show(
-    run_directory: Path, *, readonly: bool, replay: bool, plain_ascii: bool, guard: int
+    run_directory: Path,
+    *,
+    revive: Callable[[Path], None],
+    stop_now: Callable[[Path], str],
+    readonly: bool = False,
+    replay: bool = False,
+    plain_ascii: bool = False,
+    guard: int | None = None,
 ) -> int:
-    """Show the run until the user leaves; returns the exit code."""
-    from textual.app import App, ComposeResult
-    from textual.widgets import Static
+    """Show the run until the user leaves; returns the exit code.
 
-    class First(App[int]):
-        BINDINGS: ClassVar = [("q", "quit", "detach")]
-
-        def compose(self) -> ComposeResult:
-            yield Static(f"run {run_directory.name}")
-
-    app = First()
+    `revive` and `stop_now` act on the run directory; see `mpwatch_tui.places.Places`.
+    """
+    places = RunPlaces(run_directory, revive, stop_now, replay)
+    app = WatchApp(
+        Watching(places),
+        looks_of_terminal(plain_ascii),
+        readonly=readonly,
+        replay=replay,
+        guard=guard,
+    )
+    gc.freeze()
+    gc.enable()
     app.run()
     return app.return_code or 0
+
+
+def looks_of_terminal(plain_ascii: bool) -> Looks:
+    """What this terminal can show, decided once."""
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    return Looks(
+        ascii=plain_ascii or not encoding.startswith("utf"),
+        colours="NO_COLOR" not in os.environ,
+    )

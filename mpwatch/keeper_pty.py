@@ -1,0 +1,162 @@
+"""The pseudo-terminal that a detached script prints to, held and read by the keeper.
+
+Standard library only. Reads before it waits, so the script never waits for room; what was read goes
+to the output log. Its size never changes, whoever watches; nothing can be typed into it: reading
+from it ends at once. The script gets a second hold on it, so that it outlives the keeper.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import struct
+import termios
+import time
+
+from mpwatch.keeper_output import OutputLog
+
+COLUMNS = 100
+ROWS = 30
+READ_BYTES = 64 << 10
+# So much is read between two looks at signals, requests and the hub.
+PUMP_BYTES = 4 << 20
+QUIET_S = 0.3
+DRAIN_S = 2.0
+STAND_IN_WAIT_S = 5.0
+TAIL_BYTES = 400
+
+_COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
+# The last line of a traceback when something was to be typed in.
+_NO_KEYBOARD = re.compile(rb"EOFError: EOF when reading a line|bdb\.BdbQuit")
+
+
+class PseudoTerminal:
+    """One attempt's terminal. Made before the fork; `enter` is for the child."""
+
+    def __init__(self, log: OutputLog) -> None:
+        """Open one.
+
+        Raises:
+            OSError: the machine has none left.
+        """
+        self._log = log
+        self._master, self._slave = os.openpty()
+        # Held by the script: with no holder left, its next print would fail.
+        self.hold = os.dup(self._master)
+        self.device = os.fstat(self._slave).st_rdev
+        self._pidfd: int | None = None
+        self._hung_up = False
+        self._tail = b""
+        size = struct.pack("HHHH", ROWS, COLUMNS, 0, 0)
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, size)
+        self._set_modes()
+        os.set_blocking(self._master, False)
+
+    def _set_modes(self) -> None:
+        modes = termios.tcgetattr(self._slave)
+        # Bytes come out as they were written.
+        modes[1] &= ~termios.ONLCR
+        # A read from /dev/tty (a password) ends at once instead of waiting for ever.
+        modes[3] &= ~(termios.ICANON | termios.ECHO)
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 0, 0
+        termios.tcsetattr(self._slave, termios.TCSANOW, modes)
+
+    def enter(self) -> None:
+        """In the child: a session with this terminal; no keyboard."""
+        os.setsid()
+        fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, nothing), (1, self._slave), (2, self._slave)):
+            os.dup2(source, target)
+            os.set_inheritable(target, True)
+        os.set_inheritable(self.hold, True)
+
+    def started(self, pid: int) -> None:
+        """In the keeper: the child runs."""
+        self.let_go()
+        with contextlib.suppress(OSError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def stand_by(self, pid: int) -> None:
+        """In the keeper's stand-in: note which process prints, while it surely is that one."""
+        # Without it nobody would know when to end: then there is nothing to do here.
+        self._pidfd = os.pidfd_open(pid)
+
+    def let_go(self) -> None:
+        """Keep only what is read from: what the script has open is the script's."""
+        os.close(self._slave)
+        os.close(self.hold)
+
+    def take_over(self, log: OutputLog) -> None:
+        """In the keeper's stand-in: read until the script is gone, into a log of its own."""
+        self._log = log
+        gone = select.poll()
+        gone.register(self._pidfd or 0, select.POLLIN)
+        while not gone.poll(0):
+            self.pump(STAND_IN_WAIT_S)
+        self.drain()
+
+    def pump(self, seconds: float) -> None:
+        """Read until nothing is there; wait at most `seconds` for output or the script's end."""
+        if self._read():
+            return
+        poll = select.poll()
+        if not self._hung_up:
+            poll.register(self._master, select.POLLIN)
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def drain(self) -> None:
+        """The script is gone: read what it left, until those it left behind are quiet."""
+        until = time.monotonic() + DRAIN_S
+        while not self._hung_up and time.monotonic() < until:
+            if self._read():
+                continue
+            poll = select.poll()
+            poll.register(self._master, select.POLLIN)
+            if not poll.poll(QUIET_S * 1000):
+                break
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._master)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def wanted_keyboard(self) -> bool:
+        """Whether the last thing printed says that something was to be typed in."""
+        last = _COLOURS.sub(b"", self._tail).rstrip().rpartition(b"\n")[2]
+        return _NO_KEYBOARD.match(last) is not None
+
+    def _read(self) -> int:
+        """Move what is there to the log; how many bytes it was."""
+        moved = 0
+        while moved < PUMP_BYTES:
+            data = self._read_some()
+            if not data:
+                break
+            moved += len(data)
+            self._log.write(data)
+            self._tail = (self._tail + data)[-TAIL_BYTES:]
+        return moved
+
+    def _read_some(self) -> bytes:
+        """Up to READ_BYTES, though the terminal gives them in small pieces."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size < READ_BYTES:
+                piece = os.read(self._master, READ_BYTES)
+                if not piece:
+                    break
+                pieces.append(piece)
+                size += len(piece)
+            self._hung_up = False
+        except BlockingIOError:
+            self._hung_up = False
+        except OSError:
+            # Nobody has the other end open just now; the script can open it again.
+            self._hung_up = True
+        return b"".join(pieces)
