@@ -61,4 +61,5 @@ def test_commands_of_another_shape_are_refused(body: object) -> None:
 
 
 def test_every_command_is_known_by_its_word() -> None:
-    assert set(commands.COMMANDS) == {"pause", "unpause", "stop_at_boundary", "set_sampling"}
+    words = {"pause", "unpause", "stop_at_boundary", "set_sampling"}
+    assert set(commands.COMMANDS) == words | {"set_scale", "set_scaler_policy"}
