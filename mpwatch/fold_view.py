@@ -23,7 +23,8 @@ from mpwatch.store import (
 _SAME: Final = (
     "cursor", "discarded_windows", "multiplier", "loss_scale", "loss", "grad_norm",
     "learning_rates", "precision", "scaling", "overflow_count", "missing_frames", "described",
-    "roots", "device", "scaler", "compiled", "notes", "torch_version", "python_version", "threads", "world_size", "silent_s",
+    "roots", "device", "scaler", "compiled", "notes", "torch_version", "python_version",
+    "threads", "world_size", "silent_s",
     "stopping", "system", "first_event_time", "last_event_time", "hubs", "record_dropped",
     "record_error",
 )  # fmt: skip
