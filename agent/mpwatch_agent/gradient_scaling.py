@@ -4,6 +4,7 @@ Operations only; when each is due is `in_flight`'s to know. The same kernels and
 as `torch.amp.GradScaler`, so that weights are the same bit for bit.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -79,15 +80,22 @@ def multiply(gradients: list[torch.Tensor], factor: float) -> None:
 
 def unscale(gradients: list[torch.Tensor], scale: float) -> bool:
     """Divide by `scale` in place; whether any value is not finite. Reads one number per device."""
-    inverse = torch.full((), scale, dtype=torch.float32).double().reciprocal().float()
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     found: dict[torch.device, torch.Tensor] = {}
     for (device, _), group in groups.items():
-        flag = found.setdefault(device, torch.zeros((), device=device))
-        torch._amp_foreach_non_finite_check_and_unscale_(group, flag, inverse.to(device))
+        flag = found.get(device)
+        if flag is None:
+            flag = found[device] = torch.zeros((), device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(group, flag, _inverse(scale, device))
     return any(flag.item() for flag in found.values())
+
+
+@functools.lru_cache(maxsize=16)
+def _inverse(scale: float, device: torch.device) -> torch.Tensor:
+    # Rounded once, from the double reciprocal, as torch's scaler has it.
+    return torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
 
 
 def largest(gradients: list[torch.Tensor]) -> float | None:

@@ -4,6 +4,7 @@ Owns when the mode is on and why it is not: refused by name where it would silen
 would be wrong. The numbers belong to `scaling` and `in_flight`, the weights to `half_copies`.
 """
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _graph_task = torch._C._current_graph_task_id
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_CLOSURE = "an optimizer's step takes a closure, whose backwards run inside it"
+_OWN_SCALER = "the script has a GradScaler of its own, and --scaler was not given"
 _SHARDED = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
 
 
@@ -51,6 +54,9 @@ class Precision(Part):
         self._copies: list[half_copies.HalfCopies] = []
         self._left: set[str] = set()
         self._later = ""
+        self._closures = False
+        self._looked_for_scaler = False
+        self._script_scales = False
         self._begins = agent.guard_steering("steering at a root's forward", self._forward_begins)
         self._ends = agent.guard_steering("steering after a root's forward", self._forward_ended)
 
@@ -60,13 +66,18 @@ class Precision(Part):
         if self.state == "off":
             return
         refusal = self._unfit(module)
+        if not refusal and not self._looked_for_scaler:
+            refusal = self._look_for_scaler()
         if refusal:
             self.give_back(refusal)
             return
         self._device = next((p.device.type for p in module.parameters()), "cpu")
         if self._dtype is None:
             self._dtype = self._usual_dtype()
-        if self._dtype == "fp16" and self.flight is None:
+        if self._dtype == "fp16" and self.flight is None and not self._script_scales:
+            if self._closures:
+                self.give_back(_CLOSURE)
+                return
             self._begin_scaling()
         self._change_weights(module)
         self._handles += forward_hooks.hook(module, self._agent.gate, self._begins, self._ends)
@@ -86,6 +97,17 @@ class Precision(Part):
         if changes_weights and kinds & _SHARDED:
             return f"{self._mode} is not built for weights that {name} synchronises"
         return ""
+
+    def _look_for_scaler(self) -> str:
+        """Why a GradScaler of the script's speaks against this, before its first use shows it."""
+        self._looked_for_scaler = True
+        kind = torch.amp.GradScaler
+        # By type: asking a lazy proxy for its class could import things.
+        found = [o for o in gc.get_objects() if issubclass(type(o), kind) and o._enabled]
+        if not found:
+            return ""
+        self._script_scales = self._policy is not None
+        return "" if self._script_scales else _OWN_SCALER
 
     def _usual_dtype(self) -> str:
         if self._policy is not None:
@@ -178,6 +200,9 @@ class Precision(Part):
                 self.give_back(self._no_root())
                 return arguments
             self._say_applied()
+        if self.flight is not None and self._loop.windows.stepping:
+            self.give_back("a backward runs inside an optimizer's step")
+            return arguments
         return arguments if self.flight is None else self.flight.backward_begins(arguments)
 
     def _no_root(self) -> str:
@@ -186,7 +211,7 @@ class Precision(Part):
             return "no optimizer was made before the first backward, so no model is known to cast"
         return (
             "no model's forward was seen from outside before the first backward"
-            f" (called only inside compiled code, or not as model(...)?){notes}"
+            " (model.compile(), called only inside compiled code, or not as model(...)?)" + notes
         )
 
     def _say_applied(self) -> None:
@@ -231,6 +256,14 @@ class Precision(Part):
 
     def gradients_whole(self, optimizer: Any) -> None:
         flight = self.flight
+        if self.state == "waiting" and _has_gradients(optimizer):
+            # Gradients, and no backward made them: autograd.grad, which is not scaled.
+            if not self._forwards:
+                self.give_back(self._no_root())
+            elif flight is None:
+                self._say_applied()
+            else:
+                self.give_back("gradients come from autograd.grad, which is not scaled")
         if self.state != "on" or flight is None or self._later:
             return
         if not flight.speaks_for(optimizer):
@@ -248,11 +281,13 @@ class Precision(Part):
 
     def swallows_step(self, optimizer: Any, arguments: Arguments) -> bool:
         """Never; but here a step shows how it is called."""
+        args, kwargs = arguments
+        closure = (args and callable(args[0])) or callable(kwargs.get("closure"))
+        self._closures = self._closures or closure
         if self.state == "off" or self.flight is None:
             return False
-        args, kwargs = arguments
-        if (args and callable(args[0])) or callable(kwargs.get("closure")):
-            self.give_back("an optimizer's step takes a closure, whose backwards run inside it")
+        if closure:
+            self.give_back(_CLOSURE)
         elif _graph_task() != -1:
             self._later = "an optimizer steps inside the backward"
             self.flight.land_one(optimizer)
@@ -262,7 +297,7 @@ class Precision(Part):
 
     def scale_begins(self, scaler: Any) -> None:
         if self._policy is None:
-            self.give_back("the script has a GradScaler of its own, and --scaler was not given")
+            self.give_back(_OWN_SCALER)
         elif self.flight is not None and self.state != "off":
             # The script scales by itself, by the policy that was asked for.
             flight, self.flight = self.flight, None

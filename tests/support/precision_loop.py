@@ -7,6 +7,7 @@ a 16-bit copy of the model, fp32 norms and masters. Prints what the weights are 
 
 import copy
 import hashlib
+import json
 import sys
 from collections import OrderedDict, namedtuple
 from contextlib import nullcontext
@@ -65,7 +66,7 @@ if style == "checkpoint_reentrant":
     inputs.requires_grad_()
 targets = inputs.detach().sum(1, keepdim=True)
 size = {"accumulate": 3, "zeros": 2}.get(style, 1)
-clips = style not in ("no_clip", "fused_no_clip", "list")
+clips = style not in ("no_clip", "fused_no_clip", "sgd_no_clip", "list")
 
 masters = {}
 halves = model
@@ -83,7 +84,7 @@ if style == "several":
         torch.optim.SGD(parameters[2:6], lr=0.05, momentum=0.9),
         torch.optim.Adam(parameters[6:], lr=0.01),
     ]
-elif style == "sgd":
+elif style.startswith("sgd"):
     optimizers = [torch.optim.SGD(parameters, lr=0.05, momentum=0.9)]
 else:
     fused = True if style.startswith("fused") else None
@@ -181,6 +182,8 @@ for tensor in parameters:
     digest.update(tensor.detach().numpy().tobytes())
 finite = all(tensor.isfinite().all() for tensor in parameters)
 print("WEIGHTS", digest.hexdigest(), finite)
+if "values" in sys.argv:
+    print(json.dumps([tensor.flatten().tolist() for tensor in parameters]))
 if dtype is torch.float16:
     print("APPLIED", "".join(str(int(a)) for a in applied))
     print("SCALE", scaler.get_scale())
