@@ -41,7 +41,11 @@ def test_refusals_have_a_name_and_do_no_harm(forge: Forge, tmp_path: Path) -> No
             for directory in directories:
                 directory.mkdir()
             listener = stack.enter_context(listening(directories[0]))
-            given = specification(directories[0], precision=asked)
+            settings: dict[str, str | float] = {"precision": asked}
+            if name in ("in_backward", "edited"):
+                # Low enough for these losses: what is asked here is not how overflows are met.
+                settings |= {"scaler": "torch", "init_scale": 256.0}
+            given = specification(directories[0], **settings)
             kind = name.strip()
             watched = forge.run(LOOP, directories[0], kind, specification=given)
             plain = forge.run(LOOP, directories[1], kind, specification=None)
@@ -73,7 +77,8 @@ def test_refusals_have_a_name_and_do_no_harm(forge: Forge, tmp_path: Path) -> No
                 [float(word) for word in text.splitlines()[1].split()]
                 for text in (stdout, expected)
             )
-            # A step on scaled gradients would be a thousand times too large.
-            assert mine == pytest.approx(theirs, abs=0.05), name
+            # A step on scaled gradients would be hundreds of times too large; one may be missing.
+            apart = 0.15 if name == "edited" else 0.01
+            assert mine == pytest.approx(theirs, abs=apart), name
             # Where it applies it does something.
             assert words is not None or stdout != expected, name
