@@ -312,24 +312,26 @@ class Precision(Part):
         if self.state == "off":
             return
         was, self.state = self.state, "off"
+        was_on = was == "on" or self._forwards > 0
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         try:
             self._leave()
         finally:
-            self._stop_scaling(skip)
-            step = self._loop.steps
-            said = "given back" if was == "on" else "refused"
-            self._agent.say(f"precision {self._mode} {said}: {clean_text(reason, 300)}")
-            self._agent.tell_at_once(
-                PrecisionRefused(
-                    mode=self._mode,
-                    reason=clean_text(reason, 300),
-                    after_step=step,
-                    was_on=was == "on" or self._forwards > 0,
-                )
+            try:
+                self._stop_scaling(skip)
+            finally:
+                self._say_refused(clean_text(reason, 300), was_on)
+
+    def _say_refused(self, reason: str, was_on: bool) -> None:
+        said = "given back" if was_on else "refused"
+        self._agent.say(f"precision {self._mode} {said}: {reason}")
+        self._agent.tell_at_once(
+            PrecisionRefused(
+                mode=self._mode, reason=reason, after_step=self._loop.steps, was_on=was_on
             )
+        )
 
     def _stop_scaling(self, skip: bool) -> None:
         loop = self._loop
