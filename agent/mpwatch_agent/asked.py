@@ -32,7 +32,7 @@ def put_on(agent: "Agent", settings: Mapping[str, Any]) -> None:
     if mode != "O0":
         precision = Precision(agent, mode, dtype, policy)
         agent.steering.add(precision)
-        entered = agent.guard("steering at autocast", precision.autocast_entered)
+        entered = agent.guard("steering at autocast", precision.forwards.autocast_entered)
         agent.hook_as_well(torch.autocast, "__enter__", hooks_edges.autocast(agent, entered))
         agent.roots.found = agent.guard_steering("steering at a root", agent.steering.root_found)
         agent.roots.lost = agent.guard_steering("steering without roots", agent.steering.roots_lost)

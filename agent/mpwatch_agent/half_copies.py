@@ -6,9 +6,13 @@ whose gradients are moved to the masters, in fp32, after each backward.
 """
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
+
+from mpwatch_agent.casting import HALVES
 
 _NORM = re.compile(r"Norm(\d|Act)?(\dd)?$")
 
@@ -72,6 +76,21 @@ def convert(root: nn.Module, dtype: torch.dtype) -> None:
     for parameter in root.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
+
+
+def convert_back(roots: Iterable[nn.Module], optimizers: Iterable[Any]) -> None:
+    """Make weights, gradients and optimizer state fp32 again, so that the script can go on."""
+    for root in roots:
+        for parameter in root.parameters():
+            if parameter.dtype in HALVES:
+                gradient, parameter.grad = parameter.grad, None
+                parameter.data = parameter.data.float()
+                parameter.grad = None if gradient is None else gradient.float()
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dtype in HALVES:
+                    state[name] = value.float()
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -11,10 +11,11 @@ import torch
 
 from mpwatch.events import PrecisionApplied, PrecisionRefused
 from mpwatch.vocabulary import clean_text
-from mpwatch_agent import casting, forward_hooks, half_copies
+from mpwatch_agent import casting
 from mpwatch_agent.in_flight import GradientsInFlight
+from mpwatch_agent.root_forwards import RootForwards
 from mpwatch_agent.scale_reports import ScaleReports
-from mpwatch_agent.scaler_presets import Policy
+from mpwatch_agent.scaler_presets import PRESETS, Policy
 from mpwatch_agent.scaling import LossScaler
 from mpwatch_agent.steering import Arguments, Part
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
 
 _graph_task = torch._C._current_graph_task_id
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CLOSURE = "an optimizer's step takes a closure, whose backwards run inside it"
 _OWN_SCALER = "the script has a GradScaler of its own, and --scaler was not given"
 _SHARDED = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
@@ -43,22 +43,11 @@ class Precision(Part):
         # "waiting" for a first backward, then "on"; "off" for good.
         self.state = "waiting"
         self.flight: GradientsInFlight | None = None
-        self._device = "cpu"
-        self._autocast: Any = None
-        self._depth = 0
-        self._forwards = 0
-        self._entering = False
-        self._plain = False
-        self._foreign = ""
-        self._handles: list[Any] = []
-        self._copies: list[half_copies.HalfCopies] = []
-        self._left: set[str] = set()
+        self.forwards = RootForwards(agent, mode, self.give_back)
         self._later = ""
         self._closures = False
         self._looked_for_scaler = False
         self._script_scales = False
-        self._begins = agent.guard_steering("steering at a root's forward", self._forward_begins)
-        self._ends = agent.guard_steering("steering after a root's forward", self._forward_ended)
 
     # --- roots ------------------------------------------------------------------------------
 
@@ -71,19 +60,15 @@ class Precision(Part):
         if refusal:
             self.give_back(refusal)
             return
-        self._device = next((p.device.type for p in module.parameters()), "cpu")
+        device = next((p.device.type for p in module.parameters()), "cpu")
         if self._dtype is None:
-            self._dtype = self._usual_dtype()
+            self._dtype = self._usual_dtype(device)
         if self._dtype == "fp16" and self.flight is None and not self._script_scales:
             if self._closures:
                 self.give_back(_CLOSURE)
                 return
             self._begin_scaling()
-        self._change_weights(module)
-        self._handles += forward_hooks.hook(module, self._agent.gate, self._begins, self._ends)
-        if within_call:
-            self._plain = True
-            self._forward_begins(module)
+        self.forwards.hook(module, self._dtype, device, within_call)
 
     def _unfit(self, module: Any) -> str:
         name = type(module).__name__
@@ -109,94 +94,33 @@ class Precision(Part):
         self._script_scales = self._policy is not None
         return "" if self._script_scales else _OWN_SCALER
 
-    def _usual_dtype(self) -> str:
+    def _usual_dtype(self, device: str) -> str:
         if self._policy is not None:
             return "fp16"
-        cuda = self._device == "cuda"
-        if cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             return "fp16"
         return "bf16"
 
     def _begin_scaling(self) -> None:
-        from mpwatch_agent.scaler_presets import PRESETS
-
         agent = self._agent
         scaler = LossScaler(self._policy or PRESETS["torch"])
         told = ScaleReports(agent, scaler).decided
         self.flight = GradientsInFlight(self._loop, agent.steering.skipping, scaler, told)
 
-    def _change_weights(self, module: Any) -> None:
-        if self._mode == "O2":
-            self._copies.append(half_copies.HalfCopies(module, self._torch_dtype()))
-        elif self._mode == "O3":
-            half_copies.convert(module, self._torch_dtype())
-
-    def _torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self._dtype or "bf16"]
-
     def roots_lost(self, reason: str) -> None:
-        if self._plain:
+        if self.forwards.plain:
             # Hooks on a plain module would be traced into the script's graphs.
             self.give_back(reason)
-
-    # --- forward ----------------------------------------------------------------------------
-
-    def _forward_begins(self, module: Any) -> None:
-        if self.state == "off":
-            return
-        self._depth += 1
-        if self._depth > 1:
-            return
-        if torch.is_autocast_enabled(self._device):
-            self._depth = 0
-            self.give_back("the script has autocast of its own")
-            return
-        autocast: Any = torch.autocast(self._device, self._torch_dtype())
-        self._entering = True
-        try:
-            autocast.__enter__()
-        finally:
-            self._entering = False
-        self._autocast = autocast
-        self._forwards += 1
-        for copies in self._copies:
-            copies.put_in()
-
-    def _forward_ended(self, output: Any) -> Any:
-        if not self._depth:
-            return None
-        self._depth -= 1
-        if self._depth:
-            return None
-        self._leave()
-        if self._foreign:
-            self.give_back(self._foreign)
-        return casting.to_fp32(output, self._left)
-
-    def _leave(self) -> None:
-        autocast, self._autocast = self._autocast, None
-        self._depth = 0
-        for copies in self._copies:
-            copies.take_out()
-        if autocast is not None:
-            autocast.__exit__(None, None, None)
-
-    def autocast_entered(self, autocast: Any) -> None:
-        """`torch.autocast.__enter__` was called by somebody."""
-        inside = self._autocast is not None and not self._entering
-        if inside and autocast._enabled and autocast.device == self._device:
-            self._foreign = "the script enters autocast of its own inside the model's forward"
 
     # --- backward ---------------------------------------------------------------------------
 
     def backward_begins(self, arguments: Arguments) -> Arguments:
         if self.state == "off":
             return arguments
-        if self._depth:
-            # A forward that was left by KeyboardInterrupt and the like.
-            self._leave()
+        # A forward may have been left by KeyboardInterrupt and the like.
+        self.forwards.leave()
         if self.state == "waiting":
-            if not self._forwards:
+            if not self.forwards.count:
                 self.give_back(self._no_root())
                 return arguments
             self._say_applied()
@@ -216,7 +140,7 @@ class Precision(Part):
 
     def _say_applied(self) -> None:
         self.state = "on"
-        notes = [f"{name} outputs are left in {self._dtype}" for name in sorted(self._left)]
+        notes = [f"{name} outputs are left in {self._dtype}" for name in sorted(self.forwards.left)]
         policy = None if self.flight is None else self.flight.scaler.policy.name
         if self._policy is not None and policy is None:
             notes.append(
@@ -244,8 +168,7 @@ class Precision(Part):
         )
 
     def backward_ended(self, completed: bool) -> None:
-        for copies in self._copies:
-            copies.move_gradients()
+        self.forwards.move_gradients()
         if self.flight is not None and self.state == "on":
             self.flight.backward_ended()
         if self._later:
@@ -258,7 +181,7 @@ class Precision(Part):
         flight = self.flight
         if self.state == "waiting" and _has_gradients(optimizer):
             # Gradients, and no backward made them: autograd.grad, which is not scaled.
-            if not self._forwards:
+            if not self.forwards.count:
                 self.give_back(self._no_root())
             elif flight is None:
                 self._say_applied()
@@ -312,12 +235,9 @@ class Precision(Part):
         if self.state == "off":
             return
         was, self.state = self.state, "off"
-        was_on = was == "on" or self._forwards > 0
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        was_on = was == "on" or self.forwards.count > 0
         try:
-            self._leave()
+            self.forwards.release()
         finally:
             try:
                 self._stop_scaling(skip)
