@@ -84,7 +84,10 @@ class DetachedOutput:
                     say("nothing can be typed into a run with a screen; use mpwatch run --headless")
                 self._terminal.close()
             self._log.close()
-            if self._stand_in is not None:
-                self._stand_in.end()
+            if self._stand_in is not None and self._terminal is not None:
+                if self._terminal.hung_up:
+                    self._stand_in.end()
+                else:
+                    self._stand_in.read_on()
         except Exception as error:
             say(f"the end of the output may be missing: {type(error).__name__}: {error}")

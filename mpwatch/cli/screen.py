@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
+from mpwatch.vocabulary import clean_text
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
 # Mouse reports, focus reports, bracketed paste, kitty's keyboard flags and colours off; the
@@ -41,7 +42,9 @@ def check_terminal(instead: str) -> None:
             raise UsageError(f"{name} is not a terminal; use: {instead}")
     term = os.environ.get("TERM", "")
     if term in SPEECHLESS_TERMINALS:
-        raise UsageError(f"this terminal (TERM={term}) cannot show the screen; use: {instead}")
+        raise UsageError(
+            f"this terminal (TERM={clean_text(term, 40)}) cannot show the screen; use: {instead}"
+        )
 
 
 def watch_in_terminal(
@@ -66,7 +69,9 @@ def watch_in_terminal(
         "replay": replay,
         "plain_ascii": plain_ascii,
     }
-    check_terminal("mpwatch run --headless ..." if first else f"mpwatch tail {run_directory.name}")
+    check_terminal(
+        "mpwatch run --headless ..." if first else "mpwatch tail RUN, or mpwatch show RUN"
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     status = _guarded(options)
@@ -109,6 +114,8 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
         code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
+    except ImportError as error:
+        print(f"mpwatch: no screen: {error}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -193,7 +200,7 @@ def _name_for_attach(run_directory: Path, run_id: str) -> str:
     with contextlib.suppress(MpwatchError, OSError):
         if run_directory.absolute().parent.samefile(runs_directory(None)):
             return run_id
-    return str(run_directory.absolute())
+    return clean_text(str(run_directory.absolute()), 1000)
 
 
 def _code_of_ended(run_directory: Path) -> int:

@@ -109,7 +109,8 @@ class WatchApp(App[int]):
             self._watching.plotting.wanted = overview.points_wanted
 
     def on_look_failed(self, message: LookFailed) -> None:
-        self.notify(self.looks.text(message.error, 300), title="look", severity="error")
+        text = self.looks.text(message.error, 300)
+        self.notify(text, title="look", severity="error", markup=False)
 
     # --- keys -------------------------------------------------------------------------------
 

@@ -39,7 +39,9 @@ def show(
     )
     gc.freeze()
     gc.enable()
-    app.run()
+    # Without reports of the mouse the terminal's own selection copies text, and its wheel sends
+    # arrow keys, which scroll the log.
+    app.run(mouse=False)
     return app.return_code or 0
 
 

@@ -44,12 +44,14 @@ def _who(picture: Picture, looks: Looks) -> list[Row]:
     if facts.exit_code is not None and not facts.is_live:
         groups.append(((f"exit code {facts.exit_code}", role),))
     if facts.started_at is not None:
-        end = facts.ended_at if facts.ended_at and not facts.is_live else picture.now
+        # Of a job whose end nobody saw, what was seen last is the end.
+        last = facts.ended_at or picture.view.last_event_time or picture.now
+        end = picture.now if facts.is_live else last
         groups.append(((figures.elapsed(end - facts.started_at), "plain"),))
     if facts.attempt > 1 or not facts.name:
         groups.append(_pair("attempt", str(facts.attempt)))
     else:
-        groups += [_pair("attempt", str(facts.attempt)), ((facts.run_id, "dim"),)]
+        groups += [_pair("attempt", str(facts.attempt)), ((looks.text(facts.run_id, 60), "dim"),)]
     if facts.cause and not facts.is_live:
         groups.append(((looks.text(facts.cause, 120), "dim"),))
     return groups
@@ -136,8 +138,6 @@ def _connection(picture: Picture, looks: Looks) -> Row:
     match picture.connection:
         case "live":
             return (("live", "good"),)
-        case "record":
-            return (("record", "event"),)
         case "connecting":
             return (("connecting", "warn"),)
         case "silent":
@@ -145,7 +145,8 @@ def _connection(picture: Picture, looks: Looks) -> Row:
         case "lost":
             return ((f"hub lost ({waited}), last picture; job goes on", "bad"),)
         case "over":
-            return (("ended; from the record", "event"),)
+            ended = "the job runs: mpwatch attach" if picture.facts.is_live else "ended"
+            return ((f"{ended}; from the record", "event"),)
 
 
 def _asked(asked: Asked, looks: Looks) -> Row:

@@ -110,11 +110,11 @@ class Overview(Screen[None]):
 
     def action_turn(self) -> None:
         """The next plot; where there is room for one panel only, the next panel."""
-        self._turned = True
         if self.has_class("-small"):
             self._slot += 1
             self._arrange(*self.size)
         else:
+            self._turned = True
             place = SECOND_PLOTS.index(self._second.kind) + 1
             self._second.turn_to(SECOND_PLOTS[place % len(SECOND_PLOTS)])
         if self._picture is not None:

@@ -23,7 +23,7 @@ class Footer(Drawn):
         self._may_command = may_command
 
     def rows(self, picture: Picture, width: int, height: int) -> list[Row]:
-        live = picture.facts.is_live and picture.connection not in ("record", "over")
+        live = picture.facts.is_live and picture.connection != "over"
         keys = [("q", "detach" if live else "leave"), ("?", "help")]
         if live and self._may_command:
             keys.append(("space", "go on" if picture.view.paused else "pause"))

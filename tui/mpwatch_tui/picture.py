@@ -13,7 +13,7 @@ from mpwatch.vocabulary import LIVE_STATES
 from mpwatch_tui.looks import Tone
 
 # "silent": there is a hub and it does not answer. "lost": there is none, though the job lives.
-Connection = Literal["connecting", "live", "silent", "lost", "record", "over"]
+Connection = Literal["connecting", "live", "silent", "lost", "over"]
 Outcome = Literal["pending", "applied", "refused", "done"]
 
 
