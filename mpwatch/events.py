@@ -82,7 +82,8 @@ class StepFinished(Event, frozen=True, kw_only=True):
     mean that a person expects to read. `applied` is a fact: the optimizer's update ran.
     `overflow` is None where nothing looked at the gradients. `grad_norm` is the 2-norm of the
     unscaled gradients, before clipping. `agent_s` is the agent's own time within the step and
-    `sampled_s` the part of it spent on what is only done on sampled steps.
+    `sampled_s` the part of it spent on what is only done on sampled steps. `locate_us` is what it
+    took to note, after a backward, whether gradients are finite: microseconds per micro-batch.
     """
 
     step: int
@@ -106,6 +107,7 @@ class StepFinished(Event, frozen=True, kw_only=True):
     memory: dict[str, PhaseMemory] | None = None
     agent_s: float = 0.0
     sampled_s: float = 0.0
+    locate_us: float | None = None
 
 
 class WindowDiscarded(Event, frozen=True, kw_only=True):
@@ -114,6 +116,19 @@ class WindowDiscarded(Event, frozen=True, kw_only=True):
     optimizer: int = 0
     micro_batches: int = 1
     after_step: int = 0
+
+
+class AccumulationChanged(Event, frozen=True, kw_only=True):
+    """From `step` finished steps on, `multiplier` windows of the script make one.
+
+    `reason` is "start", "command", or why accumulation was refused and the multiplier is 1.
+    """
+
+    step: int
+    multiplier: int
+    previous: int = 1
+    reason: str = ""
+    refused: bool = False
 
 
 class HookDisabled(Event, frozen=True, kw_only=True):
@@ -244,6 +259,137 @@ class FaultInjected(Event, frozen=True, kw_only=True):
     target: str = ""
 
 
+class OverflowLocated(Event, frozen=True, kw_only=True):
+    """Where the gradients of a step were not finite, and what that speaks for.
+
+    `parameter` is the first in backward order, `module` the one that owns it or, where the forward
+    made it, the one whose inputs were finite and whose output was not. `micro_batch` counts from 0
+    within the window; None with `micro_batch_reason`. `nonfinite` is "inf" or "nan", None where a
+    clip had turned the one into the other. `where` is "forward" or "backward". `verdict` is one of
+    scale_too_high, bad_batch, forward, diverging, carried_over, unknown. `headroom_octaves` is how
+    far the largest finite gradient, scaled, lay below fp16's largest value. `order` says how the
+    first in backward order is known: "graph" or "registration".
+    """
+
+    step: int
+    optimizer: int = 0
+    micro_batch: int | None = None
+    micro_batch_reason: str = ""
+    parameter: str | None = None
+    module: str | None = None
+    nonfinite: str | None = None
+    where: str = "backward"
+    loss_scale: float | None = None
+    headroom_octaves: float | None = None
+    parameters_hit: int = 0
+    parameters_looked_at: int = 0
+    order: str = "graph"
+    verdict: str = "unknown"
+    evidence: str = ""
+    dumped: str = ""
+
+
+class DiagnosisRaised(Event, frozen=True, kw_only=True):
+    """Something is wrong with the run, in words: `severity` is info, warning or fault.
+
+    A diagnosis of the same `name` replaces an earlier one: it is told again when it grows.
+    """
+
+    name: str
+    severity: str
+    step: int
+    evidence: str
+    advice: str = ""
+
+
+class FormatShares(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Shares of all gradients that a number format would lose: zeroed, sub-normal, overflowed.
+
+    Each may be off by its error, where only a sample was counted.
+    """
+
+    format: str
+    zeroed: float = 0.0
+    subnormal: float = 0.0
+    overflowed: float = 0.0
+    zeroed_error: float = 0.0
+    subnormal_error: float = 0.0
+    overflowed_error: float = 0.0
+
+
+class ScaleForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What fp16 would lose at the scale of now times 2^`octaves`."""
+
+    octaves: int
+    zeroed: float = 0.0
+    subnormal: float = 0.0
+    overflowed: float = 0.0
+
+
+class LayerGradients(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The gradients of one layer, or of a group of layers, unscaled and before clipping.
+
+    `counts[i]` values have the binary exponent `first_exponent` + i. `looked_at` of `values` were
+    counted, and `max_abs` is of all; `error` is how far a share may be off at most because of that
+    (0: all were counted).
+    `shares` are of the gradients times the loss scale. `update_small` is the share of weights whose
+    last update was below 2^-8 of the weight, which bf16 weights would lose, and `update_small_fp16`
+    below 2^-11; `update_median` the median of |dw|/|w|. None where no update was seen.
+    """
+
+    name: str
+    values: int
+    looked_at: int
+    max_abs: float = 0.0
+    zeros: float = 0.0
+    non_finite: float = 0.0
+    error: float = 0.0
+    first_exponent: int = 0
+    counts: tuple[int, ...] = ()
+    shares: tuple[FormatShares, ...] = ()
+    update_median: float | None = None
+    update_small: float | None = None
+    update_small_fp16: float | None = None
+
+
+class GradientsSampled(Event, frozen=True, kw_only=True):
+    """The distribution of a step's gradients by layer; the first entry is all of them together.
+
+    `best_octave` is the smallest k at which scale 2^k zeroes at most a thousandth of all gradients
+    in fp16 and keeps a headroom of 4, `limit_octave` the largest with that headroom; None where no
+    scale does. `stored_as` names the dtypes of the gradients; `note` says what limits all this.
+    """
+
+    step: int
+    layers: tuple[LayerGradients, ...] = ()
+    loss_scale: float | None = None
+    exact: bool = False
+    stored_as: str = ""
+    best_octave: int | None = None
+    limit_octave: int | None = None
+    forecast: tuple[ScaleForecast, ...] = ()
+    note: str = ""
+
+
+class ModuleHeadroom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The largest magnitude in a module's output, and how much it grew per sample since the first.
+
+    `octaves` lie between it and the largest value of fp16 (negative: beyond it).
+    """
+
+    name: str
+    max_abs: float
+    octaves: float | None = None
+    trend_octaves: float | None = None
+
+
+class ActivationsSampled(Event, frozen=True, kw_only=True):
+    """Activation headroom by module, the narrowest first."""
+
+    step: int
+    modules: tuple[ModuleHeadroom, ...] = ()
+
+
 class AgentStopping(Event, frozen=True, kw_only=True):
     """The script is being ended at a boundary: by "max_steps" or "stop_at_boundary"."""
 
@@ -252,12 +398,16 @@ class AgentStopping(Event, frozen=True, kw_only=True):
 
 
 class AgentExited(Event, frozen=True, kw_only=True):
-    """The interpreter is ending. `error_type` names the uncaught exception, if there was one."""
+    """The interpreter is ending. `error_type` names the uncaught exception, if there was one.
+
+    `windows_dropped` windows of the script wait for others to make up a step that will not come.
+    """
 
     steps: int
     error_type: str | None = None
     error: str | None = None
     windows_open: int = 0
+    windows_dropped: int = 0
 
 
 # --- from the hub -----------------------------------------------------------------------------

@@ -57,6 +57,13 @@ POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 # Default cadences, in steps of the leading optimizer.
 GRAD_NORM_EVERY: Final = 50
 MEMORY_EVERY: Final = 20
+GRADIENTS_EVERY: Final = 200
+ACTIVATIONS_EVERY: Final = 500
+# How much is watched after each backward, to tell which micro-batch overflowed.
+LOCATE_MODES: Final[tuple[str, ...]] = ("auto", "full", "off")
+
+SCHEDULES: Final[tuple[str, ...]] = ("updates", "samples")
+LR_RULES: Final[tuple[str, ...]] = ("none", "linear", "sqrt", "adascale", "auto")
 
 # Every line that mpwatch writes to a script's stderr begins with this.
 STDERR_PREFIX: Final = "mpwatch: "

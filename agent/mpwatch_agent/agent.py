@@ -6,7 +6,6 @@ per process, by `entry` in a supervised script or by `watch()`.
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpwatch import commands, faults, rendezvous
+from mpwatch import faults, rendezvous
 from mpwatch.events import (
     AgentExited,
     Event,
@@ -24,10 +23,12 @@ from mpwatch.events import (
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 from mpwatch_agent import asked, binding, hooks
+from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
 from mpwatch_agent.loop import Loop
+from mpwatch_agent.observing import Observing
 from mpwatch_agent.orphan import orphan_of
 from mpwatch_agent.outbox import Outbox
 from mpwatch_agent.patches import PatchTable
@@ -93,8 +94,19 @@ class Agent:
         self.roots = Roots(
             self.guard("forward of a root", self.forward_begins), self.guard, self.gate, self.loop
         )
+        self.observing = Observing(
+            self._shield,
+            self.gate,
+            self.loop,
+            self.roots,
+            self.sampling,
+            settings,
+            self.tell_at_once,
+        )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
+        self.accumulating = Accumulating(self, settings)
+        self.boundary.defers = self.accumulating.command
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
         self._gradients_whole = self.guard_steering(
@@ -104,9 +116,8 @@ class Agent:
             "steering once the loop is known", self.steering.loop_known
         )
         asked.put_on(self, settings)
-        self.boundary.carries_out(commands.SetScale, functools.partial(asked.set_scale, self))
-        self.boundary.carries_out(
-            commands.SetScalerPolicy, functools.partial(asked.set_scaler_policy, self)
+        self._forward_steered = self.guard_steering(
+            "steering at a forward", self.steering.forward_begins
         )
         self._act_for_watch = self.guard("command in a watched loop", self.act)
 
@@ -124,6 +135,7 @@ class Agent:
         missing = hooks.install(self._table, self)
         self.roots.notes.extend(f"this torch has no {name}" for name in missing)
         os.register_at_fork(after_in_child=self._forked)
+        self.accumulating.install(self._table)
         self.gate.open = True
 
     def adopt(self, optimizer: Any) -> None:
@@ -187,8 +199,13 @@ class Agent:
         if not self.gate.bound:
             self.bind()
         self.loop.tracks.of(optimizer)
-        self.loop.lazy = self.faults is None and len(self.loop.tracks.live) == 1
+        self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
+        self.observing.locator.order.forget()
+
+    def _may_wait(self) -> bool:
+        """Whether hooks may leave their work to the next one: nobody has to act in between."""
+        return self.faults is None and not self.gate.steers
 
     def backward_begins(self, tensors: Any) -> None:
         """A backward begins where faults are injected; elsewhere the loop is told directly."""
@@ -223,6 +240,10 @@ class Agent:
             stop = self.boundary.act()
             # What acting took (a pause) is no part of the forward.
             now = time.perf_counter()
+        if training and not loop.windows.unstepped:
+            self.boundary.settle_deferred()
+        if training and self.gate.steers:
+            self._forward_steered(arguments)
         loop.forward_begins(now, training, sizes_of(arguments))
         if training and self.faults is not None:
             self.faults.window_forward()
@@ -234,16 +255,19 @@ class Agent:
 
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
+            self.observing.unscale_begins(scaler, optimizer)
             self._before_update(optimizer)
             self.loop.still_scaled = False
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
+            self.observing.diagnoser.scaler_step_begins(scaler, optimizer)
             self._before_update(optimizer)
         self.loop.scaler_step_begins(scaler, optimizer)
 
     def scaler_updated(self, scaler: Any) -> None:
         if scaler._enabled:
+            self.observing.diagnoser.scaler_updated()
             self.loop.scaler_updated()
 
     def clip_begins(self) -> None:
@@ -304,7 +328,9 @@ class Agent:
                 self._say_loop()
                 if self.gate.steers:
                     self._loop_known()
+        located = self.observing.before_report(draft)
         self.reports.step(draft, self.loop.steps)
+        self.observing.after_report(draft, located)
 
     def _say_loop(self) -> None:
         self._said_loop = True
@@ -344,7 +370,7 @@ class Agent:
             if self.gate.thread is None:
                 self.gate.thread = threading.get_ident()
                 self.loop.tracks.forget_other_threads()
-                self.loop.lazy = self.faults is None and len(self.loop.tracks.live) <= 1
+                self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) <= 1
 
     def _bind(self) -> None:
         if self._spec is None:
@@ -390,6 +416,8 @@ class Agent:
                 self.faults.at_exit()
             left_open = self.loop.end()
             self.boundary.at_exit()
+            for line in self.observing.last_lines():
+                say_on_stderr(line)
             self.reports.release(wait=True)
             if not self._said_loop:
                 self._say_loop()
@@ -409,6 +437,7 @@ class Agent:
             error_type=None if error is None else type(error).__name__,
             error=None if error is None else clean_text(str(error), 500),
             windows_open=left_open,
+            windows_dropped=self.loop.windows.kept_back(),
         )
 
 

@@ -3,6 +3,7 @@
 Owns which parts there are and in which order; what each does is its own.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 
 from mpwatch import commands
 from mpwatch.vocabulary import ACTIONS_TO_COME, ON_NONFINITE, parse_interval, parse_precision
-from mpwatch_agent import hooks_edges, hooks_scaler
+from mpwatch_agent import hooks_edges
 from mpwatch_agent.nonfinite import OnNonfinite
 from mpwatch_agent.precision import Precision
 from mpwatch_agent.replaced_scaler import ReplacedScaler, replaced_event
@@ -26,6 +27,9 @@ def put_on(agent: "Agent", settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a value that is not allowed.
     """
+    boundary = agent.boundary
+    boundary.carries_out(commands.SetScale, functools.partial(set_scale, agent))
+    boundary.carries_out(commands.SetScalerPolicy, functools.partial(set_scaler_policy, agent))
     policy = policy_from(settings)
     text = settings.get("precision")
     mode, dtype = parse_precision(text) if text else ("O0", None)
@@ -51,7 +55,6 @@ def replace_policy(agent: "Agent", policy: Policy) -> ReplacedScaler:
     """From now on the script's own GradScalers follow `policy`."""
     part = ReplacedScaler(agent, policy)
     agent.steering.add(part)
-    agent.hook_as_well(torch.amp.GradScaler, "load_state_dict", hooks_scaler.load_state(agent))
     return part
 
 

@@ -23,6 +23,7 @@ class StepDraft:
         self.optimizer = optimizer
         self.window = window
         self.usual_window = usual
+        self.multiplier = 1
         self.divisor: float | None = None
         self.skipped_by_scaler = False
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
@@ -40,6 +41,9 @@ class StepDraft:
         self.memory: dict[str, PhaseMemory] | None = None
         self.agent_s = 0.0
         self.sampled_s = 0.0
+        self.locate_us: float | None = None
+        # What was found where gradients were not finite.
+        self.located: Any = None
         self.mark: Any = None
         self.time = 0.0
 
@@ -65,7 +69,10 @@ class StepDraft:
             optimizer=self.optimizer,
             micro_batches=len(self.window),
             script_window=max(1, self.usual_window),
-            overflow=_overflow(skipped or self.nonfinite, self.checked, norm),
+            multiplier=self.multiplier,
+            overflow=_overflow(
+                skipped or self.nonfinite or self.located is not None, self.checked, norm
+            ),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,
             loss=_mean(losses, divisor),
@@ -80,6 +87,7 @@ class StepDraft:
             memory=self.memory,
             agent_s=self.agent_s,
             sampled_s=self.sampled_s,
+            locate_us=self.locate_us,
         )
 
     def _divisor(self) -> float | None:

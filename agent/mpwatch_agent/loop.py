@@ -14,7 +14,7 @@ import torch
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
 from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.losses import divisor_of
+from mpwatch_agent.losses import divisor_of, targets_of
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import invisible_to_dynamo
@@ -52,6 +52,10 @@ class Loop:
         # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
         # that no other tensor can take its identity.
         self.unscaled: dict[int, tuple[Any, Any]] = {}
+        # Told of a root's training forward and its arguments, and of a backward and its
+        # micro-batch once the losses are read.
+        self.sees_forward: Callable[[Any, Any, Any], None] | None = None
+        self.hears_losses: Callable[[Any, MicroBatch], None] | None = None
         self._finished = finished
         self._say = say
         self._batch: Any = None
@@ -85,6 +89,10 @@ class Loop:
         self.updating: Any = None
         # Which optimizers step between two steps of the leader: a round.
         self._round: set[int] | None = None
+        # Told of micro-batches that were cleared without a step: (optimizer, how many).
+        self.discards: Callable[[int, int], None] | None = None
+        # Told of the end of each window (`steering`): track, optimizer, draft.
+        self.concluded: Callable[[OptimizerTrack, Any, StepDraft], None] | None = None
         self._since_leader: set[int] = set()
 
     # --- what others ask ------------------------------------------------------------------
@@ -95,11 +103,16 @@ class Loop:
         leader = self.tracks.leader
         return self.steps_before + (leader.steps if leader else 0)
 
-    def at_boundary(self) -> bool:
-        """Whether a command may act: after the last step of a round, before any new gradient."""
+    def at_boundary(self, *, in_backward: bool = False) -> bool:
+        """Whether a command may act: after the last step of a round, before any new gradient.
+
+        `in_backward`: also where the first backward of a window has just been entered.
+        """
         self.settle()
         windows = self.windows
-        if windows.unstepped or windows.in_backward or self.in_scaler_step is not None:
+        if windows.unstepped or self.in_scaler_step is not None:
+            return False
+        if windows.in_backward and not in_backward:
             return False
         if self._pending and self._updates_come:
             return False
@@ -183,10 +196,14 @@ class Loop:
             micro.losses.append(self.reader.read(loss))
         if len(micro.losses) != 1:
             loss = None
-        if not windows.unstepped and type(loss) is torch.Tensor and self._may_be_divided():
-            micro.divisor = divisor_of(loss)
+        if type(loss) is torch.Tensor and self._may_be_divided():
+            if not windows.unstepped:
+                micro.divisor = divisor_of(loss)
+            micro.targets = targets_of(loss)
         if unscaled:
             unscaled.clear()
+        if self.hears_losses is not None:
+            self.hears_losses(tensors, micro)
 
     def _may_be_divided(self) -> bool:
         """Whether to look for a divisor in this window's first loss: dear, so not in each one."""
@@ -223,6 +240,8 @@ class Loop:
         return self.windows.probes()
 
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
+        if self.discards is not None:
+            self.discards(track.index or 0, lost)
         event = WindowDiscarded(
             optimizer=track.index or 0, micro_batches=lost, after_step=self.steps
         )
@@ -357,10 +376,12 @@ class Loop:
     def _conclude(self, track: OptimizerTrack, optimizer: Any) -> StepDraft:
         """End the window of `track`; its draft still lacks what comes after the step."""
         index = self.tracks.number(track)
+        script_windows = track.script_windows + 1
         window = self.windows.take(track)
         track.steps += 1
         before = self.steps_before if track is self.tracks.leader else 0
         draft = StepDraft(track.steps + before, index, window, track.usual_window)
+        draft.multiplier = script_windows
         if window and window[0].divisor is not None:
             track.divisor = window[0].divisor
         draft.divisor = track.divisor
@@ -377,7 +398,18 @@ class Loop:
             self._since_leader = set()
         else:
             self._since_leader.add(track.serial)
+        if self.concluded is not None:
+            self.concluded(track, optimizer, draft)
         return draft
+
+    def swallowed(self, track: OptimizerTrack) -> None:
+        """The step of a script window was swallowed: its micro-batches wait for the real one."""
+        self.settle()
+        self.windows.bank(track)
+        self.updating = None
+        self.unscaled.clear()
+        if self.phases.phase != "other":
+            self.phases.enter("other", _clock())
 
     def _finish(self, draft: StepDraft) -> None:
         now = _clock()

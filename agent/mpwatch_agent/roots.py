@@ -48,6 +48,8 @@ class RootHook:
         if gate.elsewhere() or torch._C._is_tracing():
             return
         training = module.training and torch.is_grad_enabled()
+        if training and loop.sees_forward is not None:
+            loop.sees_forward(module, arguments, named)
         inside = loop.ended_at is not None or loop.windows.unstepped
         if training and inside and loop.lazy and loop.forward is None and not gate.modes:
             # Inside a window no command can act: note it, the backward's hook does the rest.
@@ -110,6 +112,10 @@ class Roots:
         """The first root that still lives."""
         return next((m for m in (ref() for ref in self._roots) if m is not None), None)
 
+    def modules(self) -> list[nn.Module]:
+        """The roots that still live."""
+        return [module for module in (ref() for ref in self._roots) if module is not None]
+
     # --- search -----------------------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Any) -> None:
@@ -158,6 +164,8 @@ class Roots:
         if self._covered >= self._owned:
             self.stop_search()
         # The hook just put on misses this very call.
+        if self._loop.sees_forward is not None:
+            self._loop.sees_forward(module, arguments, None)
         training = torch.is_grad_enabled() and module.training
         stop = self._begins(_clock(), training, arguments)
         if stop is None and self.found is not None and not _compiled_in_place(module):

@@ -41,6 +41,29 @@ class Part:
         """Whether `Optimizer.step` is to do nothing (and return None)."""
         return False
 
+    def step_begins(self, optimizer: Any) -> None:
+        """An `Optimizer.step` that is not swallowed begins."""
+
+    def step_ended(self, optimizer: Any, completed: bool) -> None:
+        """That step returned, or raised."""
+
+    def cleared(self, optimizer: Any) -> None:
+        """`Optimizer.zero_grad` returned."""
+
+    def module_cleared(self, module: Any) -> None:
+        """`Module.zero_grad` returned."""
+
+    def swallows_clip(self, tensors: Any) -> Any:
+        """What a clip of these gradients has to multiply the norm it returns with; None: clips."""
+        return None
+
+    def swallows_values(self, gradients: list[Any]) -> bool:
+        """Whether a clip of these gradients' values is to do nothing."""
+        return False
+
+    def forward_begins(self, arguments: Any) -> None:
+        """A root's training forward begins; commands have acted."""
+
     def root_found(self, module: Any, within_call: bool) -> None:
         """A root module is known; `within_call`: its forward is about to run right now."""
 
@@ -106,6 +129,36 @@ class Steering:
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
+
+    def step_begins(self, optimizer: Any) -> None:
+        for part in self.parts:
+            part.step_begins(optimizer)
+
+    def step_ended(self, optimizer: Any, completed: bool) -> None:
+        for part in reversed(self.parts):
+            part.step_ended(optimizer, completed)
+
+    def cleared(self, optimizer: Any) -> None:
+        for part in self.parts:
+            part.cleared(optimizer)
+
+    def module_cleared(self, module: Any) -> None:
+        for part in self.parts:
+            part.module_cleared(module)
+
+    def swallows_clip(self, tensors: Any) -> Any:
+        for part in self.parts:
+            answer = part.swallows_clip(tensors)
+            if answer is not None:
+                return answer
+        return None
+
+    def swallows_values(self, gradients: list[Any]) -> bool:
+        return any(part.swallows_values(gradients) for part in self.parts)
+
+    def forward_begins(self, arguments: Any) -> None:
+        for part in self.parts:
+            part.forward_begins(arguments)
 
     def root_found(self, module: Any, within_call: bool) -> None:
         for part in self.parts:

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpwatch_agent import agent as agents
 from mpwatch_agent.agent import Agent
+
+if TYPE_CHECKING:
+    from mpwatch_agent.accumulator import Accumulator
 
 _Batch = TypeVar("_Batch")
 _SERVE_DEADLINE_S = 20.0
@@ -95,6 +98,19 @@ class Watch:
                 yield batch
         finally:
             boundary.ends_iteration = False
+
+    def accumulator(self, optimizer: Any, window: int, **options: Any) -> "Accumulator":
+        """Gather `window` micro-batches per update of `optimizer`; options as `Accumulator`'s.
+
+        Example:
+            >>> gather = job.accumulator(optimizer, 4, clip=1.0)
+            >>> for x, y in gather.batches(loader):
+            ...     gather.backward(loss_of(model(x), y), weight=len(x))
+        """
+        from mpwatch_agent.accumulator import Accumulator
+
+        self._agent.adopt(optimizer)
+        return Accumulator(optimizer, window, **options)
 
     def detach(self) -> None:
         """Take every hook off. The loop goes on unwatched; detaching twice is harmless."""

@@ -6,10 +6,11 @@ from mpwatch import runs
 from mpwatch.cli.formats import duration, moment, number, size, table
 from mpwatch.run_state import Evidence
 from mpwatch.runs import Run
-from mpwatch.store import RunView
+from mpwatch.store import OverflowSeen, RunView
 from mpwatch.vocabulary import PHASES, State, clean_text
 
 ENTRIES_AT_MOST = 10
+OVERFLOWS_AT_MOST = 3
 
 Lines = Iterator[tuple[str, str]]
 
@@ -142,6 +143,13 @@ def _happenings(view: RunView) -> Lines:
         steps = ", ".join(str(overflow.step) for overflow in view.overflows[-ENTRIES_AT_MOST:])
         which = "at step" if view.overflow_count == 1 else "the last at steps"
         yield "overflows", f"{view.overflow_count}, {which} {steps}"
+        located = [each for each in view.overflows if each.verdict is not None]
+        for overflow in located[-OVERFLOWS_AT_MOST:]:
+            yield "", _located(overflow)
+    for diagnosis in view.diagnoses[:ENTRIES_AT_MOST]:
+        yield clean_text(diagnosis.severity, 12), f"{diagnosis.name}: {diagnosis.evidence}"
+        if diagnosis.advice:
+            yield "", f"advice: {diagnosis.advice}"
     for fault in view.faults[-ENTRIES_AT_MOST:]:
         target = f" {clean_text(fault.target, 80)}" if fault.target else ""
         yield "injected", f"{clean_text(fault.fault, 20)} at step {fault.step}{target}"
@@ -151,9 +159,25 @@ def _happenings(view: RunView) -> Lines:
         words += [f"at step {command.step}"] if command.step is not None else []
         words += [f"({clean_text(command.reason, 200)})"] if command.reason else []
         yield "command", " ".join(words)
+    for decision in view.decisions[-ENTRIES_AT_MOST:]:
+        text = f"{decision['action']} {decision['outcome']} at step {decision['step']}"
+        yield "decision", clean_text(f"{text} ({decision['reason']})", 300)
+    if view.windows_dropped:
+        yield "dropped", f"{view.windows_dropped} script windows at the end made no update"
     if view.discarded_windows:
         windows = _several(view.discarded_windows, "window", "windows")
         yield "discarded", f"{windows} without a step"
+
+
+def _located(overflow: OverflowSeen) -> str:
+    micro = "" if overflow.micro_batch is None else f", micro-batch {overflow.micro_batch}"
+    if overflow.micro_batch is None and overflow.micro_batch_reason:
+        micro = f", micro-batch unknown ({overflow.micro_batch_reason})"
+    module = f" ({overflow.module})" if overflow.module else ""
+    return (
+        f"step {overflow.step}{micro}: {overflow.kind or 'not finite'} in"
+        f" {overflow.parameter}{module}, {overflow.where}; {overflow.verdict}: {overflow.evidence}"
+    )
 
 
 def _observation(view: RunView) -> Lines:
@@ -167,6 +191,8 @@ def _observation(view: RunView) -> Lines:
                 else ""
             ),
         )
+    if view.locate_us is not None:
+        yield "locating", f"{number(view.locate_us)} us per micro-batch"
     for hook in view.hooks_disabled[:ENTRIES_AT_MOST]:
         yield "hook off", f"{clean_text(hook.hook, 60)}: {clean_text(hook.error, 200)}"
     for note in view.notes[:ENTRIES_AT_MOST]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwatch import codec, events, fold_commands, fold_steps
+from mpwatch import codec, events, fold_commands, fold_overflows, fold_steps
 from mpwatch.codec import HUB_RANK
 from mpwatch.events import Event
 from mpwatch.fold import Fold
@@ -308,7 +308,7 @@ def test_everything_is_bounded(told: Told) -> None:
         )
         told(events.JobStarted(pid=n), rank=HUB_RANK, attempt=n)
     view = told.fold.view()
-    assert len(view.overflows) == fold_steps.MAX_OVERFLOWS
+    assert len(view.overflows) == fold_overflows.MAX_OVERFLOWS
     assert len(view.commands) == fold_commands.MAX_COMMANDS
     assert view.commands[-1].id == "1499"
     assert len(view.hooks_disabled) == len(view.attempts) == MAX_ENTRIES

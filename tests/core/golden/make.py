@@ -58,6 +58,7 @@ EXAMPLES: tuple[Event, ...] = (
         memory={"forward": events.PhaseMemory(start_bytes=1, end_bytes=2, peak_bytes=3)},
         agent_s=1e-4,
         sampled_s=5e-5,
+        locate_us=85.0,
     ),
     events.WindowDiscarded(optimizer=1, micro_batches=3, after_step=7),
     events.HookDisabled(hook="backward", error="ValueError: x"),
@@ -89,6 +90,62 @@ EXAMPLES: tuple[Event, ...] = (
     events.ScaleLimitReached(limit="floor", scale=1.0, step=7, action="stop", overflows=16),
     events.NonfiniteFound(step=7, action="skip", optimizer=1),
     events.FaultInjected(fault="overflow", step=7, micro_batch=3, target="head.weight"),
+    events.OverflowLocated(
+        step=7,
+        optimizer=1,
+        micro_batch=2,
+        micro_batch_reason="r",
+        parameter="head.weight",
+        module="head",
+        nonfinite="inf",
+        where="forward",
+        loss_scale=65536.0,
+        headroom_octaves=2.5,
+        parameters_hit=1,
+        parameters_looked_at=12,
+        order="registration",
+        verdict="bad_batch",
+        evidence="e",
+        dumped="crash/step-7",
+    ),
+    events.DiagnosisRaised(
+        name="weights_are_fp16", severity="fault", step=7, evidence="e", advice="a"
+    ),
+    events.GradientsSampled(
+        step=7,
+        layers=(
+            events.LayerGradients(
+                name="head",
+                values=64,
+                looked_at=32,
+                max_abs=0.5,
+                zeros=0.25,
+                non_finite=0.125,
+                error=0.01,
+                first_exponent=-20,
+                counts=(1, 2, 3),
+                shares=(
+                    events.FormatShares(format="fp16", zeroed=0.1, subnormal=0.2, overflowed=0.3),
+                ),
+                update_median=1e-3,
+                update_small=0.5,
+                update_small_fp16=0.25,
+            ),
+        ),
+        loss_scale=1024.0,
+        exact=True,
+        stored_as="float32",
+        best_octave=6,
+        limit_octave=16,
+        forecast=(events.ScaleForecast(octaves=-1, zeroed=0.1, subnormal=0.2, overflowed=0.3),),
+        note="n",
+    ),
+    events.ActivationsSampled(
+        step=7,
+        modules=(
+            events.ModuleHeadroom(name="head", max_abs=10.0, octaves=12.7, trend_octaves=0.5),
+        ),
+    ),
     events.AgentStopping(step=7, reason="max_steps"),
     events.AgentExited(steps=7, error_type="RuntimeError", error="boom", windows_open=1),
     events.HubStarted(pid=77, resumed_after=1000),
@@ -121,6 +178,7 @@ EXAMPLES: tuple[Event, ...] = (
         ),
     ),
     events.OutputLine(text="loss 1.5", number=3, offset=40, left_out=2, unfinished=True),
+    events.AccumulationChanged(step=5, multiplier=2, previous=4, reason="command", refused=True),
 )
 
 

@@ -1,0 +1,144 @@
+"""Remembers how the open micro-batch's forward began, to run it again if its loss is not finite.
+
+Holds the arguments by reference until the backward begins: they are the script's and alive anyway.
+The names of modules come from the second run (`rerun`, `forward_trace`).
+"""
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpwatch_agent.forward_trace import ForwardTrace
+from mpwatch_agent.rerun import RandomStates, autocast_like, refusal, undone
+from mpwatch_agent.shield import Gate
+from mpwatch_agent.verdicts import Findings
+
+# Forwards are run again for the first so many losses that are not finite, then at most once in so
+# many steps.
+ALWAYS, THEN_EVERY = 3, 20
+
+
+class Scene:
+    """One forward as it began: who, with what, with which random numbers and autocast."""
+
+    __slots__ = ("arguments", "autocast", "named", "random", "root", "versions")
+
+    def __init__(self, root: nn.Module, arguments: Any, named: Any) -> None:
+        self.root = weakref.ref(root)
+        self.arguments = arguments
+        self.named = named
+        self.random = torch.default_generator.get_state()
+        self.autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+        self.versions = versions_of(arguments, named)
+
+
+class Witness:
+    """The forwards of the open micro-batch, the newest of each root."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._runs = 0
+        self._last_run = 0
+        self._scenes: dict[int, Scene] = {}
+
+    def forward_begins(self, root: nn.Module, arguments: Any, named: Any) -> None:
+        """A training forward of a root begins. Cheap: called for every micro-batch."""
+        self._scenes[id(root)] = Scene(root, arguments, named)
+
+    def backward_begins(self) -> list[Scene]:
+        """The backward begins: the forwards are over, and nothing of them is held any more."""
+        if not self._scenes:
+            return []
+        scenes, self._scenes = list(self._scenes.values()), {}
+        return scenes
+
+    def findings(self, scenes: list[Scene], step: int) -> Findings:
+        """What running these forwards again shows; the loss they led to was not finite."""
+        found = Findings(bad_loss=True)
+        if self._runs >= ALWAYS and step - self._last_run < THEN_EVERY:
+            found.forward = "the loss was not finite before the backward began, as before"
+            return found
+        self._runs += 1
+        self._last_run = step
+        found.forward = "the loss was not finite, and no forward of a root was seen"
+        for scene in scenes:
+            self._look_again(scene, found)
+            if found.forward_where or found.bad_batch:
+                break
+        return found
+
+    def _look_again(self, scene: Scene, found: Findings) -> None:
+        root = scene.root()
+        if root is None:
+            return
+        why = refusal(root, self._gate.compiles) or _changed(scene) or _elsewhere(root)
+        if not why:
+            try:
+                _tell(found, self.again(scene, root))
+                return
+            except Exception as error:
+                # Text only: an exception kept would keep the frames of the script's forward.
+                why = f"run again it raised {type(error).__name__}"
+        found.forward = f"the loss was not finite before the backward began; {why}"
+
+    def again(self, scene: Scene, root: nn.Module) -> ForwardTrace:
+        """Run the forward of `scene` again, traced, and leave nothing of it."""
+        trace = ForwardTrace(root)
+        trace.look_at_inputs((scene.arguments, scene.named))
+        autocast = autocast_like(scene.autocast, "cpu")
+        with undone(root, RandomStates(scene.random)), autocast():
+            # Our hooks see this call as well; the gate is closed to it.
+            self._gate.open = False
+            try:
+                trace.run(lambda: root(*scene.arguments, **(scene.named or {})))
+            finally:
+                self._gate.open = True
+        return trace
+
+
+def _tell(found: Findings, trace: ForwardTrace) -> None:
+    birth = trace.birth
+    found.bad_batch = trace.bad_input
+    if birth is not None:
+        found.forward_where = birth.module
+        if birth.bad_weight:
+            found.bad_weights = f"{birth.module}: {birth.words()}"
+        found.forward = birth.words()
+    elif trace.bad_output:
+        found.forward = "the model's output was not finite"
+    elif not trace.bad_input:
+        found.forward = (
+            "the model's output was finite when its forward was run again: the loss is made of it"
+            " outside the model, or it did not happen again"
+        )
+
+
+def versions_of(*values: Any) -> list[tuple[Any, int]]:
+    """(weak reference, version) of each tensor among arguments, to see changes in place."""
+    found: list[tuple[Any, int]] = []
+    for value in values:
+        items = value.values() if type(value) is dict else value or ()
+        found.extend(
+            (weakref.ref(item), item._version) for item in items if type(item) is torch.Tensor
+        )
+    return found
+
+
+def _changed(scene: Scene) -> str:
+    for reference, version in scene.versions:
+        tensor = reference()
+        if tensor is not None and tensor._version != version:
+            return "its input has been changed in place since, so it is not run again"
+    return ""
+
+
+def _elsewhere(root: nn.Module) -> str:
+    first = next(root.parameters(), None)
+    if first is not None and not first.is_cpu:
+        return "on a device its forward is not run again"
+    if "torch._dynamo" in sys.modules and torch.compiler.is_compiling():
+        return "it is being compiled"
+    return ""
