@@ -303,8 +303,11 @@ class Agent:
 
     def _whole_at_clip(self) -> None:
         self.loop.settle()
+        if self.loop.windows.banks and len(self.loop.tracks.live) > 1:
+            # Whose window is over is not known before each one's own step.
+            return
         for track in self.loop.tracks.live:
-            optimizer = track.ref() if track.window and not track.whole else None
+            optimizer = track.ref() if track.has_open and not track.whole else None
             if optimizer is not None:
                 self._gradients_whole(optimizer)
 

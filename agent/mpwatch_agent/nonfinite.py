@@ -19,6 +19,8 @@ SAID_AT_MOST = 3
 class OnNonfinite(Part):
     """`action` is "warn", "skip" (that step only) or "stop" (skip it and end the script)."""
 
+    order = 1
+
     def __init__(self, agent: "Agent", action: str) -> None:
         self._agent = agent
         self._loop = agent.loop

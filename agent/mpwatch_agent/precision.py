@@ -34,6 +34,8 @@ class Precision(Part):
     `policy` is the scaler asked for, None where none was: then fp16 is scaled as torch does it.
     """
 
+    order = 1
+
     def __init__(self, agent: "Agent", mode: str, dtype: str | None, policy: Policy | None) -> None:
         self._agent = agent
         self._loop = agent.loop
@@ -124,10 +126,19 @@ class Precision(Part):
                 self.give_back(self._no_root())
                 return arguments
             self._say_applied()
-        if self.flight is not None and self._loop.windows.stepping:
-            self.give_back("a backward runs inside an optimizer's step")
+        refusal = "" if self.flight is None else self._unscalable()
+        if refusal:
+            self.give_back(refusal)
             return arguments
         return arguments if self.flight is None else self.flight.backward_begins(arguments)
+
+    def _unscalable(self) -> str:
+        windows = self._loop.windows
+        if windows.stepping:
+            return "a backward runs inside an optimizer's step"
+        if windows.banks and len(self._loop.tracks.live) > 1:
+            return "windows of several optimizers are accumulated, which may end apart"
+        return ""
 
     def _no_root(self) -> str:
         notes = "".join(f"; {note}" for note in self._agent.roots.notes)
@@ -193,7 +204,9 @@ class Precision(Part):
             if _has_gradients(optimizer):
                 self.give_back("an optimizer steps on gradients that no scaled backward made")
             return
-        if flight.carried is not None and self._agent.faults is None and flight.edited():
+        # Faults edit gradients on purpose; accumulated ones are watched where they are gathered.
+        ours = self._agent.faults is not None or self._loop.windows.banks
+        if flight.carried is not None and not ours and flight.edited():
             self.give_back(
                 "the script changes gradients between backward and step, while they are scaled;"
                 " that step was skipped",

@@ -33,6 +33,8 @@ class _Taken:
 class ReplacedScaler(Part):
     """The policy of every enabled GradScaler that the script uses."""
 
+    order = 1
+
     def __init__(self, agent: "Agent", policy: Policy) -> None:
         self._agent = agent
         self._loop = agent.loop

@@ -13,7 +13,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Part:
-    """One thing that steers the loop. Each method is a moment of it, and does nothing here."""
+    """One thing that steers the loop. Each method is a moment of it, and does nothing here.
+
+    Parts of lower `order` come first: gradients are gathered before anybody looks at the whole.
+    """
+
+    order = 0
 
     def backward_begins(self, arguments: Arguments) -> Arguments:
         """`torch.autograd.backward` was called from outside: the arguments it is to get."""
@@ -102,6 +107,7 @@ class Steering:
     def add(self, part: Part) -> None:
         """Have `part` asked as well, after those that are there."""
         self.parts.append(part)
+        self.parts.sort(key=lambda each: each.order)
         self._gate.steers = True
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

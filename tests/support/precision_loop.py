@@ -153,12 +153,17 @@ def step():
 
 
 applied = []
-for index in range(24):
+for index in range(72 if style == "virtual" else 24):
     for part in range(size):
         at = (index * size + part) * 4 % 96
         x, y = inputs[at : at + 4], targets[at : at + 4]
         loss = nn.functional.mse_loss(value_of(predict(x)), y) / size
-        if index in (9, 10) and part == 0 and dtype is not torch.bfloat16 and hand != "plain":
+        if (
+            index in ((27, 30) if style == "virtual" else (9, 10))
+            and part == 0
+            and dtype is not torch.bfloat16
+            and hand != "plain"
+        ):
             loss = loss * float("inf") if "overflow" in sys.argv else loss
         if index == 9 and "overflow_once" in sys.argv:
             loss = loss * float("inf")
