@@ -50,7 +50,9 @@ class Observing:
         self._sample = guard("distribution of gradients", self.gradients.gradients_whole)
         self._sample_ends = guard("size of an update", self._sample_over)
         self._sampling = sampling
-        loop.sees_forward = guard("a forward's arguments", self.locator.witness.forward_begins)
+        # Called from a hook on the root itself, which no other guard surrounds.
+        witness = self.locator.witness
+        loop.sees_forward = shield.guard("a forward's arguments", witness.forward_begins)
         loop.hears_losses = guard("losses", self.locator.backward_begins)
         loop.windows.backward_ended = guard("micro-batch flags", self.locator.backward_ended)
         sampling.whole, sampling.clipped = self._whole, self._clipped
