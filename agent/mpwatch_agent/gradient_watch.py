@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpwatch.events import GradientsSampled
+from mpwatch_agent.arrival import Arrival
 from mpwatch_agent.exponents import Counts, exact, places_of, sampled, take
 from mpwatch_agent.finiteness import values_of
 from mpwatch_agent.gradient_report import Reading, report
@@ -52,8 +53,7 @@ class GradientWatch:
         self._sampling = sampling
         self._generators: dict[torch.device, torch.Generator] = {}
         self._open: Sample | None = None
-        # (sample, its numbers, an event that tells when they have arrived, None: they have)
-        self._arriving: list[tuple[Sample, torch.Tensor, Any]] = []
+        self._arriving: list[tuple[Sample, Arrival]] = []
 
     def due(self, track: OptimizerTrack) -> bool:
         """Whether the window of `track` that is whole now is one to look at."""
@@ -102,21 +102,14 @@ class GradientWatch:
         if applied:
             rows = torch.cat([rows, _updates(sample.weights).to(rows)], dim=1)
         sample.weights = []
-        if not rows.is_cuda:
-            self._arriving.append((sample, rows, None))
-            return
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        host.copy_(rows, non_blocking=True)
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._arriving.append((sample, host, event))
+        self._arriving.append((sample, Arrival(rows)))
 
     def arrived(self) -> list[GradientsSampled]:
         """The samples whose numbers are on the host, in their order."""
         found = []
-        while self._arriving and (self._arriving[0][2] is None or self._arriving[0][2].query()):
-            sample, host, _ = self._arriving.pop(0)
-            found.append(report(Reading.of(host.tolist(), sample), sample))
+        while self._arriving and self._arriving[0][1].ready():
+            sample, arrival = self._arriving.pop(0)
+            found.append(report(Reading.of(arrival.numbers(), sample), sample))
         return found
 
     # --- parts ------------------------------------------------------------------------------

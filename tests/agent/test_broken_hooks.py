@@ -43,6 +43,8 @@ REACHED = {
         "diagnoses of optimizers",
         "distribution of gradients",
         "size of an update",
+        "headroom of activations",
+        "end of headroom",
     ],
     "bare_loop.py": [
         "backward",
