@@ -77,13 +77,8 @@ def _write(target: Path, scene: Any, root: nn.Module, facts: dict[str, Any]) -> 
         "autocast": str(dtype).removeprefix("torch.") if enabled else None,
         **facts,
     }
-    weights = {
-        name: value.detach().cpu().contiguous().clone() for name, value in root.state_dict().items()
-    }
-    save_file(
-        {name: _plain(value) for name, value in tensors.items()}, target / "batch.safetensors"
-    )
-    save_file(weights, target / "weights.safetensors")
+    save_file(_plain(tensors), target / "batch.safetensors")
+    save_file(_plain(root.state_dict()), target / "weights.safetensors")
     (target / "batch.json").write_text(json.dumps(described, indent=1) + "\n")
 
 
