@@ -18,6 +18,7 @@ from mpwatch_agent.layers import grouped
 from mpwatch_agent.naming import Names
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.tracks import OptimizerTrack
+from mpwatch_agent.witness import Witness
 
 if TYPE_CHECKING:
     from mpwatch_agent.loop import Loop
@@ -41,13 +42,15 @@ class Sample:
     scale: float | None
     exact: bool
     stored_as: str
+    autocast: bool
     weights: list[tuple[Any, torch.Tensor | None, torch.Tensor]]
 
 
 class GradientWatch:
     """Distributions of the leading optimizer's gradients, at `sampling.gradients_every` steps."""
 
-    def __init__(self, loop: "Loop", roots: "Roots", sampling: Sampling) -> None:
+    def __init__(self, loop: "Loop", roots: "Roots", sampling: Sampling, witness: Witness) -> None:
+        self._witness = witness
         self._loop = loop
         self._roots = roots
         self._sampling = sampling
@@ -89,6 +92,7 @@ class GradientWatch:
             scale=scale,
             exact=self._sampling.gradients_exact,
             stored_as=", ".join(stored),
+            autocast=self._witness.autocast,
             weights=[self._weights_of(parameter) for parameter, _ in parameters],
         )
 

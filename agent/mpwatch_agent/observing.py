@@ -44,7 +44,7 @@ class Observing:
     ) -> None:
         self.locator = Locator(gate, loop, roots, settings.get("locate") or "auto")
         self.diagnoser = Diagnoser(loop, roots, tell)
-        self.gradients = GradientWatch(loop, roots, sampling)
+        self.gradients = GradientWatch(loop, roots, sampling, self.locator.witness)
         self._tell = tell
         guard = shield.guard_part
         self._locate_over = guard("overflow location", self.locator.step_over)
