@@ -102,6 +102,8 @@ class Agent:
             self.sampling,
             settings,
             self.tell_at_once,
+            say_on_stderr,
+            None if spec is None else spec["run_directory"],
         )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()

@@ -268,6 +268,12 @@ class Loop:
             self._scale_known = (id(scale), scale._version, reading)
         return reading
 
+    def window_scale(self) -> Reading:
+        """The loss scale of the window whose gradients are whole; None where nothing scales."""
+        if self.steered_scale is not None:
+            return self.steered_scale[0]
+        return self.scale_reading() if self.scaled else None
+
     def carries_scale(self, optimizer: Any) -> bool:
         """Whether the gradients of `optimizer` carry the loss scale now."""
         if len(self.tracks.live) == 1 or not self.scaled or self.scaler is None:
@@ -385,10 +391,10 @@ class Loop:
         if window and window[0].divisor is not None:
             track.divisor = window[0].divisor
         draft.divisor = track.divisor
-        draft.scale_before = self.scale_reading() if self.scaled else None
+        draft.scale_before = self.window_scale()
         draft.checked, draft.nonfinite = self.looked_at_gradients, self.nonfinite
         if self.steered_scale is not None:
-            draft.scale_before, draft.scale_after = self.steered_scale
+            draft.scale_after = self.steered_scale[1]
         draft.learning_rates = _learning_rates(optimizer)
         track.whole, self.updating = False, None
         self.unscaled.clear()
