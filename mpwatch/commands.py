@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from mpwatch.errors import UsageError
+from mpwatch.vocabulary import SCALERS, parse_interval
 
 MAX_MULTIPLIER: Final = 1_000_000
 
@@ -70,6 +71,36 @@ class SetSampling(Command, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is {value}; allowed are 0 (off) to 1000000 steps")
 
 
+class SetScale(Command, frozen=True, kw_only=True):
+    """Set the loss scale; its policy goes on from there."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not 2.0**-126 <= self.scale <= 2.0**126:
+            raise ValueError(f"scale is {self.scale:g}; allowed are 2^-126 to 2^126")
+
+
+class SetScalerPolicy(Command, frozen=True, kw_only=True):
+    """Have the loss scale follow a preset, with the knobs that are given, from now on."""
+
+    policy: str
+    growth_interval: str | None = None
+    growth_factor: float | None = None
+    backoff_factor: float | None = None
+    hysteresis: int | None = None
+    scale_floor: float | None = None
+    scale_ceiling: float | None = None
+    at_floor: str | None = None
+    at_ceiling: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in SCALERS:
+            raise ValueError(f"no scaler {self.policy!r}; there are: {', '.join(SCALERS)}")
+        if self.growth_interval is not None:
+            parse_interval(self.growth_interval)
+
+
 class SetAccumulation(Command, frozen=True, kw_only=True):
     """Let `multiplier` windows of the script make one update; 1 leaves the script as it is.
 
@@ -107,7 +138,16 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
 COMMANDS: Final[dict[str, type[Command]]] = {
     str(cls.__struct_config__.tag): cls for cls in Command.__subclasses__()
 }
-_UNION = Pause | Unpause | StopAtBoundary | SetSampling | LocateOverflow | SetAccumulation
+_UNION = (
+    Pause
+    | Unpause
+    | StopAtBoundary
+    | SetSampling
+    | LocateOverflow
+    | SetAccumulation
+    | SetScale
+    | SetScalerPolicy
+)
 _DECODER: Final = msgspec.msgpack.Decoder(_UNION)
 
 

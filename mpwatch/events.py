@@ -182,6 +182,74 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     paused: bool = True
 
 
+class PrecisionApplied(Event, frozen=True, kw_only=True):
+    """From the first backward on the loop runs in another precision, as `--precision` asked.
+
+    `scaler` names the loss scaler's policy, None where nothing is scaled (bf16) or the script
+    scales by itself; `notes` says what is left out and what the mode costs.
+    """
+
+    mode: str
+    dtype: str
+    scaler: str | None = None
+    loss_scale: float | None = None
+    roots: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class PrecisionRefused(Event, frozen=True, kw_only=True):
+    """The precision asked for was not put on, or (`was_on`) was taken off again, and why."""
+
+    mode: str
+    reason: str
+    after_step: int = 0
+    was_on: bool = False
+
+
+class ScalerReplaced(Event, frozen=True, kw_only=True):
+    """A scaler's policy is now `policy`, with `knobs` as they are in force.
+
+    `replaced` names whose it was: the script's GradScaler, or the policy before.
+    """
+
+    policy: str
+    replaced: str
+    loss_scale: float
+    after_step: int = 0
+    knobs: dict[str, str | int | float | bool | None] = {}
+    expected_skip_rate: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class ScalerRefused(Event, frozen=True, kw_only=True):
+    """The scaler asked for has nothing to scale, or was taken off again, and why."""
+
+    policy: str
+    reason: str
+    after_step: int = 0
+
+
+class ScaleLimitReached(Event, frozen=True, kw_only=True):
+    """The loss scale came to a limit: "low" (1, or a little above its floor), "floor", "ceiling".
+
+    `action` is what was done about it: "warn" or "stop". `overflows` counts those so far.
+    """
+
+    limit: str
+    scale: float
+    step: int
+    action: str = "warn"
+    overflows: int = 0
+
+
+class NonfiniteFound(Event, frozen=True, kw_only=True):
+    """Gradients of `step` were not finite where no loss scaler looks; `action` was done."""
+
+    step: int
+    action: str
+    optimizer: int = 0
+
+
 class FaultInjected(Event, frozen=True, kw_only=True):
     """A fault that `--inject` asked for was put in."""
 

@@ -17,7 +17,15 @@ from mpwatch.events import (
     SystemSampled,
 )
 from mpwatch.quantiles import LogHistogram
-from mpwatch.store import AttemptSeen, DiagnosisSeen, FaultSeen, HookSeen, OverflowSeen
+from mpwatch.store import (
+    AttemptSeen,
+    DiagnosisSeen,
+    FaultSeen,
+    HookSeen,
+    OverflowSeen,
+    PrecisionSeen,
+    ScalingSeen,
+)
 
 MAX_SEGMENTS: Final = 4000
 MAX_ENTRIES: Final = 200
@@ -188,6 +196,8 @@ class FoldState(msgspec.Struct):
     recent: list[RecentStep] = []
     phases: dict[str, LogHistogram] = {}
     memory: dict[str, MemoryState] = {}
+    precision: PrecisionSeen | None = None
+    scaling: ScalingSeen | None = None
     overflows: list[OverflowSeen] = []
     overflow_count: int = 0
     diagnoses: list[DiagnosisSeen] = []

@@ -72,6 +72,43 @@ class DiagnosisSeen(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
 
 
+class PrecisionSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of `--precision`: `state` is "applied", "refused" or "given_back" (taken off)."""
+
+    mode: str
+    state: str
+    dtype: str | None = None
+    scaler: str | None = None
+    reason: str = ""
+    after_step: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class ScaleLimitSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss scale was at a limit: "low", "floor" or "ceiling"."""
+
+    limit: str
+    scale: float
+    step: int
+    action: str
+
+
+class ScalingSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss scaler that was asked for, and where it came to its limits (the newest ones).
+
+    `replaced` names whose policy it replaced; `refused` says why it is not used, where it is not.
+    """
+
+    policy: str | None = None
+    replaced: str | None = None
+    refused: str = ""
+    knobs: dict[str, str | int | float | bool | None] = {}
+    expected_skip_rate: float | None = None
+    notes: tuple[str, ...] = ()
+    limits: tuple[ScaleLimitSeen, ...] = ()
+    nonfinite_steps: int = 0
+
+
 class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A command and its outcome: "applied", "refused", or None while it is pending.
 
@@ -180,6 +217,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     phase_s: dict[str, PhaseSeconds] = {}
     memory_bytes: dict[str, PhaseBytes] = {}
+    precision: PrecisionSeen | None = None
+    scaling: ScalingSeen | None = None
     overflows: tuple[OverflowSeen, ...] = ()
     overflow_count: int = 0
     diagnoses: tuple[DiagnosisSeen, ...] = ()

@@ -22,7 +22,7 @@ from mpwatch.events import (
     HookDisabled,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
-from mpwatch_agent import binding, hooks
+from mpwatch_agent import asked, binding, hooks
 from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
@@ -102,6 +102,8 @@ class Agent:
             self.sampling,
             settings,
             self.tell_at_once,
+            say_on_stderr,
+            None if spec is None else spec["run_directory"],
         )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
@@ -112,6 +114,10 @@ class Agent:
         self._gradients_whole = self.guard_steering(
             "steering at whole gradients", self.steering.gradients_whole
         )
+        self._loop_known = self.guard_steering(
+            "steering once the loop is known", self.steering.loop_known
+        )
+        asked.put_on(self, settings)
         self._forward_steered = self.guard_steering(
             "steering at a forward", self.steering.forward_begins
         )
@@ -155,6 +161,11 @@ class Agent:
 
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
+
+    def hook_as_well(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put on a hook that only something asked for needs, once."""
+        if f"{getattr(owner, '__name__', owner)}.{name}" not in self._table.names():
+            self._table.replace(owner, name, make)
 
     def detach(self, error: BaseException | None = None) -> None:
         """End watching this process, because of `error` or none, and say so to the hub."""
@@ -264,6 +275,8 @@ class Agent:
     def clip_begins(self) -> None:
         if self.faults is not None:
             self.faults.before_update()
+        if self.gate.steers:
+            self._whole_at_clip()
         self.sampling.clip_begins(self.loop)
 
     def clip_ends(self, norm: Any, norm_type: Any) -> None:
@@ -290,6 +303,16 @@ class Agent:
         if faults is not None:
             faults.phase_begins("optimizer")
 
+    def _whole_at_clip(self) -> None:
+        self.loop.settle()
+        if self.loop.windows.banks and len(self.loop.tracks.live) > 1:
+            # Whose window is over is not known before each one's own step.
+            return
+        for track in self.loop.tracks.live:
+            optimizer = track.ref() if track.has_open and not track.whole else None
+            if optimizer is not None:
+                self._gradients_whole(optimizer)
+
     def guard_steering(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Guard a function of `steering`: if it fails, the loop is the script's own again."""
         return self._shield.guard_steering(name, function, self.steering.abandon)
@@ -308,6 +331,8 @@ class Agent:
             # Once two windows were seen, what there is of a loop is known.
             if not self._said_loop and draft.step - self.loop.steps_before >= 2:
                 self._say_loop()
+                if self.gate.steers:
+                    self._loop_known()
         located = self.observing.before_report(draft)
         self.reports.step(draft, self.loop.steps)
         self.observing.after_report(draft, located)
@@ -320,6 +345,11 @@ class Agent:
         """Send `event` and what waits, now."""
         self.reports.tell(event)
         self.flush()
+
+    def say(self, line: str) -> None:
+        """One line on the script's stderr, where this process is the rank's own."""
+        if self.reports.outbox is not None or self._spec is None:
+            say_on_stderr(line)
 
     def flush(self) -> None:
         """Send what waits, now."""
@@ -396,6 +426,7 @@ class Agent:
             self.reports.release(wait=True)
             if not self._said_loop:
                 self._say_loop()
+                self._loop_known()
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.
             self.reports.tell(
                 self._last_words(error or getattr(sys, "last_value", None), left_open)

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,6 +62,8 @@ class Boundary:
         self._stops = 0
         self._steps_at_stop = -1
         self._paused: commands.Pause | None = None
+        # Commands that other parts of the agent carry out: each returns a note.
+        self._handlers: dict[type[commands.Command], Callable[[Any], str]] = {}
         self.stop_reason: str | None = None
         # Set by `watch()` loops: their iteration ends instead of an exception being raised.
         self.ends_iteration = False
@@ -90,7 +93,16 @@ class Boundary:
             self._stop("max_steps")
         return self._end_script(repeat) if self.stop_reason is not None else None
 
+    def carries_out(self, kind: type[commands.Command], handler: Callable[[Any], str]) -> None:
+        """Have `handler` carry out commands of `kind`: it returns a note or raises ValueError."""
+        self._handlers[kind] = handler
+
     # --- ending -----------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End the script at the next boundary, for a reason that arose in the loop itself."""
+        if self.stop_reason is None:
+            self._stop(reason)
 
     def _stop(self, reason: str) -> None:
         self.stop_reason = reason
@@ -196,6 +208,8 @@ class Boundary:
                 return ""
             case commands.SetSampling():
                 return self._set_sampling(command)
+            case _ if type(command) in self._handlers:
+                return self._handlers[type(command)](command)
             case commands.LocateOverflow():
                 return self._loop.sampling.watch_everything(command.steps, self._loop.steps)
             case _:

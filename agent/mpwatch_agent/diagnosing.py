@@ -50,8 +50,9 @@ class Diagnoser:
         self._calls: deque[str] = deque(maxlen=CALLS)
         self._checked: dict[int, int] = {}
         self._restored: set[int] = set()
+        # (norm, scale) of a clip in this window that came before any unscale.
+        self._clip: tuple[float | None, float | None] | None = None
         self._clips = 0
-        self._clipped_at = -1
 
     def raise_(self, diagnosis: Diagnosis) -> None:
         """Say `diagnosis`, unless it was said in the same words."""
@@ -101,6 +102,7 @@ class Diagnoser:
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         """`unscale_` of an enabled scaler, by the script or by the scaler's own step."""
         self._calls.append("unscale_")
+        self._clip_came_first()
         self._look_once(optimizer, scaler)
 
     def unscale_failed(self, scaler: Any, optimizer: Any) -> None:
@@ -114,6 +116,7 @@ class Diagnoser:
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` of an enabled scaler."""
         self._calls.append("scaler.step")
+        self._clip_came_first()
         self._look_once(optimizer, scaler)
 
     def scaler_step_failed(self, scaler: Any, optimizer: Any) -> None:
@@ -131,16 +134,18 @@ class Diagnoser:
 
     def clipped(self, norm: Reading) -> None:
         """A clip is about to change gradients, whose norm it has found."""
-        if not self._loop.still_scaled or self._clipped_at == self._loop.steps:
-            return
-        scale = _number(self._loop.scale_reading())
-        if scale == 1.0:
+        if self._loop.still_scaled and self._clip is None:
+            value = norm.take() if isinstance(norm, Kept) else _number(norm)
+            self._clip = (value, _number(self._loop.scale_reading()))
+
+    def _clip_came_first(self) -> None:
+        """What was clipped is unscaled only now: gradients did carry the scale."""
+        clip, self._clip = self._clip, None
+        if clip is None or clip[1] == 1.0:
             return
         self._clips += 1
-        self._clipped_at = self._loop.steps
         if self._clips >= CLIPS and "clipped_before_unscale" not in self.raised:
-            value = norm.take() if isinstance(norm, Kept) else _number(norm)
-            self.raise_(setup_checks.clipped_scaled(value, scale, self._clips))
+            self.raise_(setup_checks.clipped_scaled(*clip, self._clips))
 
     def gradients_whole(self, track: "OptimizerTrack", optimizer: Any) -> None:
         """A window of an optimizer is whole, before its update."""
@@ -149,6 +154,7 @@ class Diagnoser:
 
     def step_concluded(self, track: "OptimizerTrack") -> None:
         """A step has ended; the first ones of an optimizer: are its fp16 weights still finite?"""
+        self._clip = None
         optimizer = track.ref() if track.steps <= UPDATES_LOOKED_AT else None
         if optimizer is not None:
             self._raise_if(setup_checks.broken_update(optimizer, self._roots))

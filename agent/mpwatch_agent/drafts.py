@@ -29,6 +29,8 @@ class StepDraft:
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
         self.found_inf: Reading = None
         self.checked = False
+        # Gradients were not finite and the step was taken all the same.
+        self.nonfinite = False
         self.scale_before: Reading = None
         self.scale_after: Reading = None
         self.grad_norm: Reading = None
@@ -68,7 +70,9 @@ class StepDraft:
             micro_batches=len(self.window),
             script_window=max(1, self.usual_window),
             multiplier=self.multiplier,
-            overflow=_overflow(skipped or self.located is not None, self.checked, norm),
+            overflow=_overflow(
+                skipped or self.nonfinite or self.located is not None, self.checked, norm
+            ),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,
             loss=_mean(losses, divisor),

@@ -5,16 +5,15 @@ left out. Called by `locating` after an overflow and by `micro_flags` within a w
 """
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 # Tensors up to so many elements are watched whole, of larger ones a block.
-WHOLE = 256
+WHOLE = 4096
 BLOCK = 64
-# From so many elements on a tensor is summed by itself rather than copied together with others.
-LARGE = 4096
 
 
 class Extremes(NamedTuple):
@@ -93,14 +92,65 @@ def _block(gradient: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def whole_sum(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """As `watched_sum`, over every element."""
-    small = [gradient for gradient in gradients if gradient.numel() <= LARGE]
-    large = [gradient for gradient in gradients if gradient.numel() > LARGE]
-    sums = [gradient.sum(dtype=_accumulates_in(gradient)) for gradient in large]
-    first = _sum(small)
-    if first is not None:
-        sums.append(first)
+    """As `watched_sum`, over every element: a sum of norms.
+
+    The norm of finite fp32 gradients beyond 1e19 is Inf; nobody trains on those.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for gradient in gradients:
+        groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    sums = [
+        torch.stack(torch._foreach_norm(same, 2.0, dtype=_accumulates_in(same[0]))).sum()
+        for same in groups.values()
+    ]
     return _total(sums)
+
+
+class Watched:
+    """The parameters of one optimizer, sorted once so that watching them takes little.
+
+    Takes for granted what the first look found of their gradients: dense, of one type and device
+    (`plain`). Held weakly: whoever drops a model gets its memory back.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._count = len(parameters)
+        self._small = [weakref.ref(p) for p in parameters if p.numel() <= WHOLE]
+        self._large = [weakref.ref(p) for p in parameters if p.numel() > WHOLE]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        kinds = {(type(g), g.layout, g.device, g.dtype) for g in gradients}
+        first = gradients[0] if gradients else None
+        self.plain = (
+            first is not None
+            and len(kinds) == 1
+            and type(first) is torch.Tensor
+            and first.layout is torch.strided
+            and first.dtype in (torch.float32, torch.float64)
+            and all(gradient.is_contiguous() for gradient in gradients)
+        )
+
+    def is_of(self, optimizer: Any) -> bool:
+        """Whether the optimizer still has as many parameters."""
+        return sum(len(group["params"]) for group in optimizer.param_groups) == self._count
+
+    @torch.no_grad()
+    def look(self) -> torch.Tensor | None:
+        """As `watched_sum` of the gradients that are there now."""
+        pieces = _gradients(self._small)
+        pieces += [g.as_strided((BLOCK,), (1,)) for g in _gradients(self._large)]
+        return torch._C._nn.flatten_dense_tensors(pieces).sum() if pieces else None
+
+    @torch.no_grad()
+    def look_at_all(self) -> tuple[torch.Tensor, ...]:
+        """The norms of the gradients that are there now: finite where all of a gradient is."""
+        gradients = _gradients(self._small) + _gradients(self._large)
+        return tuple(torch._foreach_norm(gradients)) if gradients else ()
+
+
+def _gradients(references: list[Any]) -> list[torch.Tensor]:
+    alive = [reference() for reference in references]
+    return [g for p in alive if p is not None and (g := p.grad) is not None]
 
 
 def _sum(pieces: list[torch.Tensor]) -> torch.Tensor | None:

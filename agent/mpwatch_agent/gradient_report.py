@@ -65,10 +65,10 @@ def _note(sample: "Sample") -> str:
     parts = []
     if "float16" in stored.split(", "):
         parts.append("gradients are stored in fp16: what was lost before this is not seen")
-    elif sample.scale is not None:
+    elif sample.autocast:
         parts.append(
-            "under autocast gradients were made in 16 bits at this scale: what that lost is not"
-            " seen here, and activation gradients, which overflow first, are not either"
+            "under autocast gradients were made in 16 bits: what that lost is not seen here, nor"
+            " are activation gradients, which overflow first"
         )
     return "; ".join(parts)
 

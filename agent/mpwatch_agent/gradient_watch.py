@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpwatch.events import GradientsSampled
+from mpwatch_agent.arrival import Arrival
 from mpwatch_agent.exponents import Counts, exact, places_of, sampled, take
 from mpwatch_agent.finiteness import values_of
 from mpwatch_agent.gradient_report import Reading, report
@@ -17,6 +18,7 @@ from mpwatch_agent.layers import grouped
 from mpwatch_agent.naming import Names
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.tracks import OptimizerTrack
+from mpwatch_agent.witness import Witness
 
 if TYPE_CHECKING:
     from mpwatch_agent.loop import Loop
@@ -40,20 +42,21 @@ class Sample:
     scale: float | None
     exact: bool
     stored_as: str
+    autocast: bool
     weights: list[tuple[Any, torch.Tensor | None, torch.Tensor]]
 
 
 class GradientWatch:
     """Distributions of the leading optimizer's gradients, at `sampling.gradients_every` steps."""
 
-    def __init__(self, loop: "Loop", roots: "Roots", sampling: Sampling) -> None:
+    def __init__(self, loop: "Loop", roots: "Roots", sampling: Sampling, witness: Witness) -> None:
+        self._witness = witness
         self._loop = loop
         self._roots = roots
         self._sampling = sampling
         self._generators: dict[torch.device, torch.Generator] = {}
         self._open: Sample | None = None
-        # (sample, its numbers, an event that tells when they have arrived, None: they have)
-        self._arriving: list[tuple[Sample, torch.Tensor, Any]] = []
+        self._arriving: list[tuple[Sample, Arrival]] = []
 
     def due(self, track: OptimizerTrack) -> bool:
         """Whether the window of `track` that is whole now is one to look at."""
@@ -89,6 +92,7 @@ class GradientWatch:
             scale=scale,
             exact=self._sampling.gradients_exact,
             stored_as=", ".join(stored),
+            autocast=self._witness.autocast,
             weights=[self._weights_of(parameter) for parameter, _ in parameters],
         )
 
@@ -102,21 +106,14 @@ class GradientWatch:
         if applied:
             rows = torch.cat([rows, _updates(sample.weights).to(rows)], dim=1)
         sample.weights = []
-        if not rows.is_cuda:
-            self._arriving.append((sample, rows, None))
-            return
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        host.copy_(rows, non_blocking=True)
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._arriving.append((sample, host, event))
+        self._arriving.append((sample, Arrival(rows)))
 
     def arrived(self) -> list[GradientsSampled]:
         """The samples whose numbers are on the host, in their order."""
         found = []
-        while self._arriving and (self._arriving[0][2] is None or self._arriving[0][2].query()):
-            sample, host, _ = self._arriving.pop(0)
-            found.append(report(Reading.of(host.tolist(), sample), sample))
+        while self._arriving and self._arriving[0][1].ready():
+            sample, arrival = self._arriving.pop(0)
+            found.append(report(Reading.of(arrival.numbers(), sample), sample))
         return found
 
     # --- parts ------------------------------------------------------------------------------
@@ -152,7 +149,7 @@ class GradientWatch:
         return values, places, take(values, places).float().clone()
 
     def _scale(self, optimizer: Any) -> float | None:
-        reading = self._loop.scale_reading() if self._loop.scaled else None
+        reading = self._loop.window_scale()
         return reading if isinstance(reading, float) else None
 
 

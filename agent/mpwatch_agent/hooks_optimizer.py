@@ -53,6 +53,7 @@ def profile_hook_step(agent: "Agent") -> Wrap:
     swallows = agent.guard_steering("steering at step", agent.steering.swallows_step)
     steer = agent.guard_steering("steering into a step", agent.steering.step_begins)
     steered = agent.guard_steering("steering after a step", agent.steering.step_ended)
+    skipping = agent.steering.skipping
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -75,6 +76,10 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                         begins(args[0])
                     if gate.steers:
                         steer(args[0])
+                    if skipping and id(args[0]) in skipping:
+                        skipping.discard(id(args[0]))
+                        loop.step_skipped = completed = True
+                        return None
                     result = hooked(*args, **kwargs)
                     completed = True
                     return result

@@ -20,10 +20,13 @@ MAX_UNSCALED = 16
 def scale(agent: "Agent") -> Wrap:
     gate, loop = agent.gate, agent.loop
     several = agent.guard("GradScaler.scale", loop.losses_scaled)
+    steer = agent.guard_steering("steering at scale", agent.steering.scale_begins)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
+            if gate.steers and self._enabled and not gate.passes():
+                steer(self)
             result = original(self, outputs)
             if self._enabled and gate.open and not gate.elsewhere():
                 loop.scaler = self
@@ -113,18 +116,23 @@ def update(agent: "Agent") -> Wrap:
     gate = agent.gate
     updated = agent.guard("GradScaler.update", agent.scaler_updated)
     swallows = agent.guard_steering("steering at update", agent.steering.swallows_update)
+    steer = agent.guard_steering("steering into update", agent.steering.update_begins)
+    steered = agent.guard_steering("steering after update", agent.steering.update_ended)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # A scale that the script gives is its own wish, whatever window this is in.
-            given = any(value is not None for value in (*args, *kwargs.values()))
-            if gate.steers and not gate.passes() and not given:
-                answer = swallows(self)
+            new_scale = args[0] if args else kwargs.get("new_scale")
+            if gate.steers and not gate.passes():
+                # A scale that the script gives is its own wish, whatever window this is in.
+                answer = swallows(self) if new_scale is None else False
                 # None: it has failed, perhaps after the step that this belongs to was swallowed.
                 if answer or (answer is None and not _has_checks(self)):
                     return None
+                steer(self, new_scale)
             result = original(self, *args, **kwargs)
+            if gate.steers and not gate.passes():
+                steered(self, new_scale)
             if not gate.passes():
                 updated(self)
             return result
@@ -143,11 +151,14 @@ def _has_checks(scaler: Any) -> bool:
 def state_loaded(agent: "Agent") -> Wrap:
     gate = agent.gate
     loaded = agent.guard("GradScaler.load_state_dict", agent.observing.diagnoser.scaler_loaded)
+    steered = agent.guard_steering("steering at loaded state", agent.steering.scaler_loaded)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def load_state_dict(self: Any, state_dict: Any) -> Any:
             result = original(self, state_dict)
+            if gate.steers and self._enabled and not gate.passes():
+                steered(self)
             if not gate.passes():
                 loaded(self)
             return result

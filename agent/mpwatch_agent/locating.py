@@ -51,6 +51,8 @@ class Locator:
         self.flags = MicroFlags(gate, mode)
         self.order = BackwardOrder()
         self.witness = Witness(gate)
+        # Holds the open window's inputs and writes them; only where that was asked for.
+        self.keeper: Any = None
         # What running a forward again showed, by the identity of its micro-batch.
         self._forward: dict[int, verdicts.Findings] = {}
         self._pending: dict[int, Located] = {}
@@ -71,6 +73,8 @@ class Locator:
             self._look_for_leftovers()
         if self.order.wants(ORDER_LOOKS):
             self.order.learn(tensors)
+        if self.keeper is not None:
+            self.keeper.hold(micro, scenes)
         if _is_bad(micro):
             self._forward[id(micro)] = self.witness.findings(scenes, self._loop.steps)
 
@@ -133,6 +137,8 @@ class Locator:
                 draft.located = self._pending.pop(track.serial, None)
         located: Located | None = draft.located
         if draft.optimizer == 0:
+            if self.keeper is not None:
+                self.keeper.window_over()
             draft.locate_us = self.flags.window_over(len(draft.window))
             self._remember(draft, located is not None)
         if located is None:
@@ -203,6 +209,9 @@ class Locator:
             "parameters_looked_at": len(entries),
             "order": order,
         }
+        if self.keeper is not None:
+            kept = window[-1] if micro is None and window else micro
+            fields["dumped"] = self.keeper.keep(kept, step, answer.micro_batch, findings.scale)
         located = self._pending[track.serial] = Located(fields, findings)
         return located
 
@@ -249,6 +258,8 @@ class Locator:
 
     def _scale(self) -> float | None:
         """The loss scale as a number; an overflow is rare enough to wait for it."""
+        if self._loop.steered_scale is not None:
+            return self._loop.steered_scale[0]
         if not self._loop.scaled or self._loop.scaler is None:
             return None
         scale = self._loop.scaler._scale

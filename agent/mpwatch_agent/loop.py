@@ -75,6 +75,12 @@ class Loop:
         self._updates_come = True
         self.in_scaler_step: OptimizerTrack | None = None
         self._stepped_in_scaler: StepDraft | None = None
+        # What steers a loop without a scaler of its own says: (scale before, after) of the window
+        # whose gradients were looked at last; that the step which ends was not taken.
+        self.steered_scale: tuple[float, float] | None = None
+        self.looked_at_gradients = False
+        self.nonfinite = False
+        self.step_skipped = False
         # With one optimizer and no faults these can wait for the next hook, which finds the
         # caches warm for all of it: when a backward ended, when which forward began.
         self.lazy = True
@@ -267,6 +273,12 @@ class Loop:
             self._scale_known = (id(scale), scale._version, reading)
         return reading
 
+    def window_scale(self) -> Reading:
+        """The loss scale of the window whose gradients are whole; None where nothing scales."""
+        if self.steered_scale is not None:
+            return self.steered_scale[0]
+        return self.scale_reading() if self.scaled else None
+
     def carries_scale(self, optimizer: Any) -> bool:
         """Whether the gradients of `optimizer` carry the loss scale now."""
         if len(self.tracks.live) == 1 or not self.scaled or self.scaler is None:
@@ -361,6 +373,8 @@ class Loop:
         if track.depth or not completed:
             return
         draft = self._conclude(track, optimizer)
+        if self.step_skipped:
+            draft.skipped_by_scaler, self.step_skipped = True, False
         if self.in_scaler_step is track and getattr(optimizer, "_step_supports_amp_scaling", False):
             draft.found_inf = self.reader.read(getattr(optimizer, "found_inf", None))
         if self.in_scaler_step is track:
@@ -382,7 +396,10 @@ class Loop:
         if window and window[0].divisor is not None:
             track.divisor = window[0].divisor
         draft.divisor = track.divisor
-        draft.scale_before = self.scale_reading() if self.scaled else None
+        draft.scale_before = self.window_scale()
+        draft.checked, draft.nonfinite = self.looked_at_gradients, self.nonfinite
+        if self.steered_scale is not None:
+            draft.scale_after = self.steered_scale[1]
         draft.learning_rates = _learning_rates(optimizer)
         track.whole, self.updating = False, None
         self.unscaled.clear()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mpwatch_agent.finiteness import values_of, watched_sum, whole_sum
+from mpwatch_agent.finiteness import Watched, values_of, watched_sum, whole_sum
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
 
@@ -24,6 +24,10 @@ ARMED_STEPS = 200
 GRACE_WINDOWS = 20
 MAX_STRIDE = 1024
 _clock = time.perf_counter
+
+
+# What is kept of one micro-batch: finite if the gradients are. Empty where there were none.
+Flag = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class Answer(NamedTuple):
@@ -42,6 +46,7 @@ class MicroFlags:
         self.armed_until = 0
         # One window in so many is watched: more than 1 where all of them would cost too much.
         self.stride = 1
+        self._watched: dict[int, Watched] = {}
         self._windows = 0
         self._window_s = 0.0
         self._micro_s = 0.0
@@ -87,8 +92,16 @@ class MicroFlags:
         if not self.everything(step):
             self._spent_s += spent
 
-    def _sum(self, track: OptimizerTrack, step: int) -> torch.Tensor | None:
-        values = watched_values(track.ref())
+    def _sum(self, track: OptimizerTrack, step: int) -> Flag | None:
+        optimizer = track.ref()
+        if optimizer is None:
+            return None
+        watched = self._watched.get(track.serial)
+        if watched is None or not watched.is_of(optimizer):
+            watched = self._watched[track.serial] = Watched(optimizer)
+        if watched.plain:
+            return watched.look_at_all() if self.everything(step) else watched.look()
+        values = watched_values(optimizer)
         return whole_sum(values) if self.everything(step) else watched_sum(values)
 
     def window_over(self, micro_batches: int) -> float | None:
@@ -128,7 +141,7 @@ class MicroFlags:
             return Answer(None, self._why_unwatched(track, window))
         if flags[-1] is None:
             flags[-1] = self._sum(track, step)
-        finite = [None if flag is None else bool(torch.isfinite(flag)) for flag in flags]
+        finite = [None if flag is None else _is_finite(flag) for flag in flags]
         if False not in finite:
             return Answer(
                 None, "what overflowed is not among the watched elements; --locate full watches all"
@@ -144,11 +157,17 @@ class MicroFlags:
         return f"one window in {self.stride} is watched, to stay within 1 % of a micro-batch"
 
 
+def _is_finite(flag: Flag) -> bool:
+    """Reads the device."""
+    if isinstance(flag, tuple):
+        return not flag or bool(torch.isfinite(torch.stack(flag)).all())
+    return bool(torch.isfinite(flag))
+
+
 def watched_values(optimizer: Any) -> list[torch.Tensor]:
     """The readable gradients of an optimizer as they are now."""
-    groups = [] if optimizer is None else optimizer.param_groups
     found = []
-    for group in groups:
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
             values = None if gradient is None else values_of(gradient)

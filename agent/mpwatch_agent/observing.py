@@ -5,16 +5,19 @@ one that fails is gone alone. Observes only; nothing here changes a gradient or 
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.events import Event
 from mpwatch_agent.diagnosing import Diagnoser
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.gradient_watch import GradientWatch
+from mpwatch_agent.headroom import HeadroomWatch
 from mpwatch_agent.locating import Locator
+from mpwatch_agent.replaying import Replaying
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
-from mpwatch_agent.tracks import OptimizerTrack
+from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
 from mpwatch_agent.window_watch import WindowWatch
 
 if TYPE_CHECKING:
@@ -23,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Observing:
-    """The parts, and the moments they hear of. `tell` sends an event at once."""
+    """The parts, and the moments they hear of.
+
+    `tell` sends an event at once, `say` prints a line of ours, `directory` is the run's.
+    """
 
     def __init__(
         self,
@@ -34,10 +40,12 @@ class Observing:
         sampling: Sampling,
         settings: dict[str, Any],
         tell: Callable[[Event], None],
+        say: Callable[[str], None],
+        directory: str | None,
     ) -> None:
         self.locator = Locator(gate, loop, roots, settings.get("locate") or "auto")
         self.diagnoser = Diagnoser(loop, roots, tell)
-        self.gradients = GradientWatch(loop, roots, sampling)
+        self.gradients = GradientWatch(loop, roots, sampling, self.locator.witness)
         self._tell = tell
         guard = shield.guard_part
         self._locate_over = guard("overflow location", self.locator.step_over)
@@ -51,8 +59,12 @@ class Observing:
         self._sample = guard("distribution of gradients", self.gradients.gradients_whole)
         self._sample_ends = guard("size of an update", self._sample_over)
         self._sampling = sampling
-        loop.sees_forward = guard("a forward's arguments", self.locator.witness.forward_begins)
-        loop.hears_losses = guard("losses", self.locator.backward_begins)
+        self.headroom = HeadroomWatch(gate, loop, sampling)
+        self._headroom_begins = guard("headroom of activations", self.headroom.forward_begins)
+        self._headroom_ends = guard("end of headroom", self.headroom.forward_over)
+        # Called from a hook on the root itself, which no other guard surrounds.
+        loop.sees_forward = shield.guard("a forward's arguments", self._forward_begins)
+        loop.hears_losses = guard("losses", self._backward_begins)
         loop.windows.backward_ended = guard("micro-batch flags", self.locator.backward_ended)
         sampling.whole, sampling.clipped = self._whole, self._clipped
         sampling.concluded = self._concluded
@@ -63,6 +75,30 @@ class Observing:
         loop.discards = guard("discarded windows", self.windows.discarded)
         sampling.clip_seen = guard("clips of a window", self.windows.clip_begins)
         _take_settings(sampling, settings)
+        self._replaying: Replaying | None = None
+        if settings.get("replay_batch"):
+            self._replaying = Replaying(settings["replay_batch"], tell, say)
+        if settings.get("dump_bad_batch") and directory is not None:
+            from mpwatch_agent.bad_batch import Keeper
+
+            self.locator.keeper = Keeper(Path(directory))
+
+    # --- moments of a micro-batch ---------------------------------------------------------
+
+    def _forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
+        if self._replaying is not None:
+            self._replaying.forward_begins(root)
+        self.locator.witness.forward_begins(root, arguments, named)
+        if self.headroom.looking:
+            # A forward that led to no backward.
+            self._headroom_ends()
+        if self.headroom.due():
+            self._headroom_begins(root)
+
+    def _backward_begins(self, tensors: Any, micro: MicroBatch) -> None:
+        if self.headroom.looking:
+            self._headroom_ends()
+        self.locator.backward_begins(tensors, micro)
 
     # --- moments of a window ----------------------------------------------------------------
 
@@ -114,7 +150,7 @@ class Observing:
 
     def _sample_over(self, draft: StepDraft) -> None:
         self.gradients.step_concluded(not draft.unusual(), draft.step)
-        for event in self.gradients.arrived():
+        for event in (*self.gradients.arrived(), *self.headroom.arrived()):
             self._tell(event)
 
     def last_lines(self) -> list[str]:

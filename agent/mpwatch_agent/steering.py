@@ -13,7 +13,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Part:
-    """One thing that steers the loop. Each method is a moment of it, and does nothing here."""
+    """One thing that steers the loop. Each method is a moment of it, and does nothing here.
+
+    Parts of lower `order` come first: gradients are gathered before anybody looks at the whole.
+    """
+
+    order = 0
 
     def backward_begins(self, arguments: Arguments) -> Arguments:
         """`torch.autograd.backward` was called from outside: the arguments it is to get."""
@@ -64,6 +69,27 @@ class Part:
     def forward_begins(self, arguments: Any) -> None:
         """A root's training forward begins; commands have acted."""
 
+    def root_found(self, module: Any, within_call: bool) -> None:
+        """A root module is known; `within_call`: its forward is about to run right now."""
+
+    def roots_lost(self, reason: str) -> None:
+        """No hook stays on plain modules, or none could be put on a root."""
+
+    def scale_begins(self, scaler: Any) -> None:
+        """`GradScaler.scale` of an enabled scaler was entered."""
+
+    def scaler_loaded(self, scaler: Any) -> None:
+        """`GradScaler.load_state_dict` of an enabled scaler returned."""
+
+    def update_begins(self, scaler: Any, new_scale: Any) -> None:
+        """`GradScaler.update` was entered and is not swallowed."""
+
+    def update_ended(self, scaler: Any, new_scale: Any) -> None:
+        """`GradScaler.update` returned: the scale is what the scaler itself made of it."""
+
+    def loop_known(self) -> None:
+        """Two steps are over, or the loop ended before: who has had no say by now has none."""
+
     def abandon(self, reason: str) -> None:
         """Something failed: from the next boundary on the loop is the script's own again."""
 
@@ -74,10 +100,14 @@ class Steering:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.parts: list[Part] = []
+        # Optimizers, by identity, whose next step ends its window but is not to change weights.
+        # Plain data: were it a question to a part that fails, a bad step would be taken.
+        self.skipping: set[int] = set()
 
     def add(self, part: Part) -> None:
         """Have `part` asked as well, after those that are there."""
         self.parts.append(part)
+        self.parts.sort(key=lambda each: each.order)
         self._gate.steers = True
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -136,7 +166,42 @@ class Steering:
         for part in self.parts:
             part.forward_begins(arguments)
 
+    def root_found(self, module: Any, within_call: bool) -> None:
+        for part in self.parts:
+            part.root_found(module, within_call)
+
+    def roots_lost(self, reason: str) -> None:
+        for part in self.parts:
+            part.roots_lost(reason)
+
+    def scale_begins(self, scaler: Any) -> None:
+        for part in self.parts:
+            part.scale_begins(scaler)
+
+    def scaler_loaded(self, scaler: Any) -> None:
+        for part in self.parts:
+            part.scaler_loaded(scaler)
+
+    def update_begins(self, scaler: Any, new_scale: Any) -> None:
+        for part in self.parts:
+            part.update_begins(scaler, new_scale)
+
+    def update_ended(self, scaler: Any, new_scale: Any) -> None:
+        for part in self.parts:
+            part.update_ended(scaler, new_scale)
+
+    def loop_known(self) -> None:
+        for part in self.parts:
+            part.loop_known()
+
     def abandon(self, reason: str) -> None:
         """Let every part go; called where one of them failed."""
+        failure: Exception | None = None
         for part in self.parts:
-            part.abandon(reason)
+            try:
+                part.abandon(reason)
+            except Exception as error:
+                # The others must still be told.
+                failure = error
+        if failure is not None:
+            raise failure

@@ -43,10 +43,13 @@ class Witness:
         self._runs = 0
         self._last_run = 0
         self._scenes: dict[int, Scene] = {}
+        # Whether the newest forward began under autocast.
+        self.autocast = False
 
     def forward_begins(self, root: nn.Module, arguments: Any, named: Any) -> None:
         """A training forward of a root begins. Cheap: called for every micro-batch."""
-        self._scenes[id(root)] = Scene(root, arguments, named)
+        scene = self._scenes[id(root)] = Scene(root, arguments, named)
+        self.autocast = scene.autocast[0] or torch.is_autocast_enabled("cuda")
 
     def backward_begins(self) -> list[Scene]:
         """The backward begins: the forwards are over, and nothing of them is held any more."""

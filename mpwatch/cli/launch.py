@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 import mpwatch
 from mpwatch.cli.configuration import Configuration
+from mpwatch.cli.options import SCALER_KNOBS
 from mpwatch.cli.places import Place, prepare, write_run_file
 from mpwatch.errors import UsageError
 from mpwatch.keeper_files import say
@@ -37,6 +38,10 @@ FOR_AGENT: Final = (
     "locate",
     "dump_bad_batch",
     "replay_batch",
+    "precision",
+    "scaler",
+    *SCALER_KNOBS,
+    "on_nonfinite",
 )
 
 

@@ -11,23 +11,31 @@ from typing import Any, Final, NamedTuple
 from mpwatch.errors import UsageError
 from mpwatch.runs import RUNS_DIRECTORY
 from mpwatch.vocabulary import (
+    ACTIONS_TO_COME,
     ACTIVATIONS_EVERY,
+    AT_LIMIT,
     GRAD_NORM_EVERY,
     GRADIENTS_EVERY,
     LOCATE_MODES,
     LR_RULES,
     MEMORY_EVERY,
+    ON_NONFINITE,
+    SCALERS,
     SCHEDULES,
     clean_text,
+    parse_interval,
+    parse_precision,
 )
 
 NAME_AT_MOST: Final = 80
+SCALES: Final = (2.0**-126, 2.0**126)
 
 
 class Option(NamedTuple):
-    """One row. `kind`: "switch", "integer", "seconds", "samples", "name", "path" or "faults".
+    """One row.
 
-    "faults" is a list; any other kind is a row of `CHOICES`.
+    `kind`: "switch", "integer", "number", "seconds", "samples", "word" (one of `choices`),
+    "precision", "interval", "name", "path" or "faults" (a list); any other is a row of `CHOICES`.
     """
 
     name: str
@@ -37,6 +45,7 @@ class Option(NamedTuple):
     metavar: str = ""
     least: float = 0
     most: float = 10**9
+    choices: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -62,6 +71,20 @@ OPTIONS: Final = (
     Option("lr_ramp", "integer", 0, "updates from one learning rate to the next", "N", 0, 10**6),
     Option("noise_scale", "samples", None, "gradient noise scale for --lr-rule adascale", "PHI"),
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
+    Option("precision", "precision", None, "O0, O1, O2 or O3, alone or :fp16, :bf16", "MODE"),
+    Option("scaler", "word", None, f"loss scaler: {', '.join(SCALERS)}", "NAME", choices=SCALERS),
+    Option("init_scale", "number", None, "first loss scale", "SCALE", *SCALES),
+    Option("growth_interval", "interval", None, "clean windows (or 64000samples) to grow", "N"),
+    Option("growth_factor", "number", None, "growth of the loss scale", "FACTOR", 1, 2.0**16),
+    Option("backoff_factor", "number", None, "its fall on overflow", "FACTOR", 2.0**-16, 0.999),
+    Option("hysteresis", "integer", None, "overflows that lower the loss scale", "N", 1, 1000),
+    Option("consecutive_hysteresis", "switch", False, "a clean window refills hysteresis"),
+    Option("scale_floor", "number", None, "smallest loss scale", "SCALE", *SCALES),
+    Option("scale_ceiling", "number", None, "largest loss scale", "SCALE", *SCALES),
+    Option("at_floor", "word", None, "pressed below it: warn or stop", "DO", choices=AT_LIMIT),
+    Option("at_ceiling", "word", None, "pressed above it: warn or stop", "DO", choices=AT_LIMIT),
+    Option("on_nonfinite", "word", None, "without a scaler: warn, skip or stop", "DO",
+           choices=ON_NONFINITE),
     Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
     Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),
     Option("gradients_every", "integer", GRADIENTS_EVERY, "steps per distribution", "N", 0, 10**6),
@@ -74,6 +97,18 @@ OPTIONS: Final = (
     Option("grace", "seconds", 25.0, "time between SIGTERM and SIGKILL of a stop", "SECONDS", 0),
     Option("die_with_keeper", "switch", False, "kill the script if its keeper is killed"),
 )  # fmt: skip
+SCALER_KNOBS: Final = (
+    "init_scale",
+    "growth_interval",
+    "growth_factor",
+    "backoff_factor",
+    "hysteresis",
+    "consecutive_hysteresis",
+    "scale_floor",
+    "scale_ceiling",
+    "at_floor",
+    "at_ceiling",
+)
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 BY_FLAG: Final = {option.flag: option for option in OPTIONS}
 
@@ -99,16 +134,39 @@ def checked(option: Option, value: object, origin: str) -> Any:
     where = f"{origin}: " if origin == option.flag else f"{origin}: {option.name}: "
     if option.kind == "switch":
         return _switch(where, value)
-    if option.kind in ("integer", "seconds", "samples"):
+    if option.kind in ("integer", "number", "seconds", "samples"):
         return _number(option, where, value)
     if option.kind == "faults":
         return _faults(where, value)
+    if option.kind == "interval" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     choices = CHOICES.get(option.kind)
     if choices is not None and value not in choices:
         raise UsageError(f"{where}{value!r} is none of {', '.join(choices)}")
     if not isinstance(value, str) or not value or "\0" in value:
         raise UsageError(f"{where}{value!r} is no text")
+    if option.kind == "word":
+        return _word(option, where, value)
+    if option.kind in ("precision", "interval"):
+        return _parsed(option.kind, where, value)
     return _name(where, value) if option.kind == "name" else os.path.expanduser(value)
+
+
+def _word(option: Option, where: str, value: str) -> str:
+    if value not in option.choices:
+        shown = clean_text(value, 40)
+        raise UsageError(f"{where}{shown!r} is none of {', '.join(option.choices)}")
+    if value in ACTIONS_TO_COME:
+        raise UsageError(f"{where}{value} needs checkpoints, which this version does not have yet")
+    return value
+
+
+def _parsed(kind: str, where: str, value: str) -> str:
+    try:
+        (parse_precision if kind == "precision" else parse_interval)(value)
+    except ValueError as error:
+        raise UsageError(f"{where}{error}") from None
+    return value
 
 
 def _switch(where: str, value: object) -> bool:
@@ -123,7 +181,9 @@ def _switch(where: str, value: object) -> bool:
 
 def _number(option: Option, where: str, value: object) -> int | float:
     allowed = f"from {option.least:g} to {option.most:g}"
-    wanted = "a whole number" if option.kind == "integer" else f"a number of {option.kind}"
+    wanted = {"integer": "a whole number", "number": "a number"}.get(
+        option.kind, f"a number of {option.kind}"
+    )
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError

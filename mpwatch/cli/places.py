@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import mpwatch
 from mpwatch import rendezvous
 from mpwatch.cli.configuration import Configuration
+from mpwatch.cli.options import SCALER_KNOBS
 from mpwatch.cli.provenance import git_commit
 from mpwatch.cli.redaction import redact
 from mpwatch.errors import MpwatchError, RuntimeDirectoryRefused, UsageError
@@ -32,6 +33,10 @@ IN_RUN_FILE: Final = (
     "lr_ramp",
     "noise_scale",
     "inject",
+    "precision",
+    "scaler",
+    *SCALER_KNOBS,
+    "on_nonfinite",
     "grad_norm_every",
     "memory_every",
     "gradients_every",

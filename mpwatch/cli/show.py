@@ -37,6 +37,8 @@ FROM_VIEW = (
     "samples_per_s",
     "phase_s",
     "memory_bytes",
+    "precision",
+    "scaling",
     "overflows",
     "diagnoses",
     "commands",

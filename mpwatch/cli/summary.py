@@ -76,6 +76,7 @@ def _training(view: RunView) -> Lines:
     )
     if view.loss_scale is not None:
         yield "loss scale", number(view.loss_scale)
+    yield from _precision(view)
     speed = [f"{duration(view.step_s)} per step (median)"] if view.step_s is not None else []
     if view.samples_per_s is not None:
         speed.append(f"{number(view.samples_per_s)} samples/s")
@@ -90,6 +91,27 @@ def _training(view: RunView) -> Lines:
     for optimizer in view.optimizers[1:]:
         name = clean_text(optimizer.name, 60)
         yield f"optimizer {optimizer.index}", f"{name}: {optimizer.steps} steps"
+
+
+def _precision(view: RunView) -> Lines:
+    precision, scaling = view.precision, view.scaling
+    if precision is not None:
+        dtype = f" {precision.dtype}" if precision.dtype else ""
+        scaled = f", scaler {precision.scaler}" if precision.scaler else ""
+        reason = f": {precision.reason}" if precision.reason else ""
+        yield "precision", f"{precision.mode}{dtype} {precision.state}{scaled}{reason}"
+        for note in precision.notes[:ENTRIES_AT_MOST]:
+            yield "", note
+    if scaling is None:
+        return
+    if scaling.policy is not None:
+        refused = f" not used: {scaling.refused}" if scaling.refused else ""
+        instead = f" instead of {scaling.replaced}" if scaling.replaced and not refused else ""
+        yield "scaler", f"{scaling.policy}{instead}{refused}"
+    for limit in scaling.limits[-3:]:
+        yield "", f"scale {number(limit.scale)}: {limit.limit} at step {limit.step}"
+    if scaling.nonfinite_steps:
+        yield "not finite", f"gradients of {scaling.nonfinite_steps} steps, without a scaler"
 
 
 def _phases(view: RunView) -> Lines:

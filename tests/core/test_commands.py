@@ -70,4 +70,6 @@ def test_every_command_is_known_by_its_word() -> None:
         "set_sampling",
         "locate_overflow",
         "set_accumulation",
+        "set_scale",
+        "set_scaler_policy",
     }
