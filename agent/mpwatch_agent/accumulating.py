@@ -54,7 +54,7 @@ class Accumulating:
         part.at_first_forward = self._name_batch_statistics
         self.schedules = Schedules(part, agent.loop, self.schedule, self._diagnose)
         agent.loop.lazy = False
-        agent.loop.concluded = agent.guard_steering("end of a window", part.concluded)
+        agent.loop.concluded = agent.guard_steering("steering at a window's end", part.concluded)
         agent.steering.add(part)
         if self._rule != "none":
             agent.steering.add(self._rate_part())

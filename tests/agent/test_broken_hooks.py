@@ -19,6 +19,7 @@ REACHED = {
         "root search",
         "forward of a root",
         "backward",
+        "LRScheduler.__init__",
         "Optimizer.__init__",
         "end of Optimizer.step",
         "Optimizer.zero_grad",
@@ -41,6 +42,8 @@ REACHED = {
         "overflow location",
         "diagnoses",
         "diagnoses of optimizers",
+        "diagnoses of windows",
+        "clips of a window",
         "distribution of gradients",
         "size of an update",
         "headroom of activations",
@@ -64,6 +67,7 @@ REACHED = {
     ],
 }
 NOT_REACHED = [
+    "discarded windows",
     "binding at a backward",
     "clip_grad_norm_",
     "clip_grad_value_",
