@@ -274,6 +274,9 @@ class Precision(Part):
             if not skip:
                 self.flight = None
 
+    def carried_scale(self) -> float | None:
+        return None if self.flight is None else self.flight.carried
+
     def abandon(self, reason: str) -> None:
         self.give_back(reason)
 

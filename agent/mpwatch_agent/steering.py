@@ -62,6 +62,10 @@ class Part:
         """What a clip of these gradients has to multiply the norm it returns with; None: clips."""
         return None
 
+    def carried_scale(self) -> float | None:
+        """The scale of ours that gradients carry before their window is whole; None: of none."""
+        return None
+
     def swallows_values(self, gradients: list[Any]) -> bool:
         """Whether a clip of these gradients' values is to do nothing."""
         return False
@@ -153,11 +157,19 @@ class Steering:
             part.module_cleared(module)
 
     def swallows_clip(self, tensors: Any) -> Any:
+        clip = None
         for part in self.parts:
-            answer = part.swallows_clip(tensors)
-            if answer is not None:
-                return answer
-        return None
+            clip = part.swallows_clip(tensors)
+            if clip is not None:
+                break
+        if clip is None or clip.factor is None:
+            return clip
+        # The script knows nothing of a scale of ours.
+        for part in self.parts:
+            carried = part.carried_scale()
+            if carried is not None:
+                clip = clip._replace(factor=clip.factor / carried)
+        return clip
 
     def swallows_values(self, gradients: list[Any]) -> bool:
         return any(part.swallows_values(gradients) for part in self.parts)
