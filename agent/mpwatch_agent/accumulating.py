@@ -4,6 +4,7 @@ Owns the settings and what is said; the arithmetic and the refusals are `accumul
 of it exists in a run that does not ask for it.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from mpwatch.commands import SetAccumulation
@@ -82,6 +83,13 @@ class Accumulating:
         found = None if root is None else batch_statistics.named([root], count)
         if found is not None:
             self._agent.observing.diagnoser.raise_(found)
+
+    def release(self) -> None:
+        """The hooks come off: gradients of an open window are the script's own again."""
+        part = self.part
+        if part is not None and part.gathering:
+            with contextlib.suppress(Exception):
+                part.refuse("the hooks were taken off")
 
     def command(self, command: SetAccumulation) -> str | None:
         """Change K at this boundary.

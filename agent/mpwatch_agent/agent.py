@@ -188,6 +188,7 @@ class Agent:
     def remove(self) -> None:
         """Take every hook off again; what was seen stays reported."""
         self.gate.open = False
+        self.accumulating.release()
         self._table.restore()
         self.roots.remove()
         for handle in self._handles:

@@ -343,3 +343,21 @@ def test_a_saved_fold_continues_as_if_nothing_had_happened(dice: random.Random, 
     for cursor, envelope, event in told[cut:]:
         resumed.apply(cursor, envelope, event)
     assert repr(resumed.view()) == repr(whole.view())
+
+
+def test_changes_of_accumulation_are_decisions(told: Told) -> None:
+    told(
+        step(1),
+        events.AccumulationChanged(step=1, multiplier=4, reason="command"),
+        step(2, multiplier=4, micro_batches=8, script_window=2),
+        events.AccumulationChanged(
+            step=2, multiplier=1, previous=4, reason="a closure", refused=True
+        ),
+        events.AgentExited(steps=2, windows_dropped=3),
+    )
+    view = told.fold.view()
+    assert [(d["step"], d["action"], d["outcome"]) for d in view.decisions] == [
+        (1, "accumulate 4", "applied"),
+        (2, "accumulate 1", "refused"),
+    ]
+    assert view.windows_dropped == 3

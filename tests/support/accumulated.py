@@ -224,6 +224,53 @@ def discarded(how):
     return digest(model.state_dict(), opt.state_dict()["state"])
 
 
+def raised():
+    """A backward raises half-way at windows 3 and 8; the script clears and goes on."""
+    model = network()
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    good, total, broken = 0, None, False
+
+    def break_off(gradient):
+        if broken:
+            raise ValueError("out of memory, say")
+
+    model[0].weight.register_hook(break_off)
+    for i, x in enumerate(batches(14), 1):
+        broken = i in (3, 8)
+        try:
+            by(loss_of(model, x), HAND).backward()
+        except ValueError:
+            opt.zero_grad()
+            continue
+        if HAND > 1:
+            mine = [p.grad.clone() for p in model.parameters()]
+            total = mine if total is None else [a.add_(b) for a, b in zip(total, mine, strict=True)]
+            good += 1
+            if good % HAND == 0:
+                for p, sum_ in zip(model.parameters(), total, strict=True):
+                    p.grad = sum_
+                total = None
+                opt.step()
+        else:
+            opt.step()
+        opt.zero_grad()
+    return digest(model.state_dict(), opt.state_dict()["state"])
+
+
+def grown():
+    """A layer joins the optimizer in the middle of a window."""
+    model = network()
+    opt = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    for i, x in enumerate(batches(), 1):
+        if i == 1:
+            opt.add_param_group({"params": list(model[2].parameters()), "lr": 0.05})
+        by(loss_of(model, x), HAND).backward()
+        if i % HAND == 0:
+            opt.step()
+            opt.zero_grad()
+    return digest(model.state_dict(), opt.state_dict()["state"])
+
+
 def plain_loop(backward, opt_of=None, count=BATCHES, after=None):
     """A loop whose backward is given as a function of (model, x, divisor)."""
     model = network()
@@ -388,6 +435,8 @@ CASES |= {
     "bf16-loss": lambda: matrix("sgd", "loop", "scaled", False, "none", dtype=torch.bfloat16),
     "gan": gan,
     "averaged": averaged,
+    "raised": raised,
+    "grown": grown,
     "reentrant": lambda: reentrant(True),
     "checkpoint": lambda: reentrant(False),
     "given": lambda: plain_loop(given),
