@@ -89,7 +89,7 @@ def _launch_beneath_screen(
         given = _specification(place, configuration, inject, environment, keeper.pid)
         keeper.start({**given, "terminal": True})
         if detach.has_started(keeper, place.directory):
-            return detach.watch_first(place.directory)
+            return screen.watch_in_terminal(place.directory, first=True)
     else:
         keeper.give_up()
     # No place for sockets, or no process to be had: the script runs in the foreground.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
+from mpwatch.errors import EXIT_REFUSED, UsageError
 from mpwatch.vocabulary import clean_text
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
@@ -79,9 +79,10 @@ def watch_in_terminal(
     for line in farewell(run_directory, code, replay):
         with contextlib.suppress(OSError, ValueError):
             print(line, flush=True)
-    if code:
-        return code if code > 0 else 128 - code
-    return _code_of_ended(run_directory) if first else EXIT_OK
+    ended = _code_of_ended(run_directory) if first else None
+    if ended is not None:
+        return ended
+    return code if code >= 0 else 128 - code
 
 
 def _guarded(options: dict[str, Any]) -> int:
@@ -203,14 +204,12 @@ def _name_for_attach(run_directory: Path, run_id: str) -> str:
     return clean_text(str(run_directory.absolute()), 1000)
 
 
-def _code_of_ended(run_directory: Path) -> int:
-    """The script's exit code where it has ended, else 0: leaving a running job is no failure."""
+def _code_of_ended(run_directory: Path) -> int | None:
+    """The script's exit code; None while it runs and where nobody saw its end."""
     from mpwatch import runs
 
     run = runs.read_run(run_directory)
-    if run is None or runs.is_live(run) or run.exit_code is None:
-        return EXIT_OK
-    return run.exit_code
+    return None if run is None or runs.is_live(run) else run.exit_code
 
 
 def _is_terminal(descriptor: int) -> bool:
