@@ -13,7 +13,7 @@ run: $(STAMP)
 	$(BIN)/mpwatch show latest
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n logical --dist loadfile
+	$(BIN)/python -m pytest -q -n logical --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

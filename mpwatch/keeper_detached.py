@@ -11,6 +11,7 @@ from mpwatch.keeper_files import Journal, say
 from mpwatch.keeper_output import OutputLog
 from mpwatch.keeper_pty import PseudoTerminal
 from mpwatch.keeper_stand_in import StandIn
+from mpwatch.spawning import process_start_time
 
 
 class DetachedOutput:
@@ -40,7 +41,10 @@ class DetachedOutput:
             "log": self._log.path,
             "hold": self._terminal.hold,
             "device": self._terminal.device,
-            "stand_in": [self._stand_in.pid, self._stand_in.start_time],
+            "readers": [
+                [os.getpid(), process_start_time(os.getpid())],
+                [self._stand_in.pid, self._stand_in.start_time],
+            ],
         }
 
     def enter(self) -> None:
@@ -80,7 +84,10 @@ class DetachedOutput:
                     say("nothing can be typed into a run with a screen; use mpwatch run --headless")
                 self._terminal.close()
             self._log.close()
-            if self._stand_in is not None:
-                self._stand_in.end()
+            if self._stand_in is not None and self._terminal is not None:
+                if self._terminal.hung_up:
+                    self._stand_in.end()
+                else:
+                    self._stand_in.read_on()
         except Exception as error:
             say(f"the end of the output may be missing: {type(error).__name__}: {error}")

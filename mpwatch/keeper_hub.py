@@ -31,6 +31,7 @@ class Hub:
         self._started_at = 0.0
         self._start_at: float | None = 0.0
         self._quick_deaths = 0
+        self._last_code = 0
 
     def tend(self, now: float) -> None:
         """Start it when it is due; notice that it died."""
@@ -39,18 +40,23 @@ class Hub:
             self._start(now)
 
     def end(self) -> None:
-        """Ask it to close the record, and see it gone within GRACE_S."""
-        waiting, self._start_at = self._start_at is not None, None
-        if self._pid is None:
-            if waiting and self._quick_deaths:
-                say(f"the hub had ended when the script did; see {self._log}")
-            return
-        # A stopped hub cannot hear SIGTERM before it goes on.
-        os.kill(self._pid, signal.SIGTERM)
-        os.kill(self._pid, signal.SIGCONT)
-        if not self._gone_within(GRACE_S):
-            os.kill(self._pid, signal.SIGKILL)
-            self._gone_within(GRACE_S)
+        """Ask it to close the record, and see it gone within GRACE_S.
+
+        One that had died gets a successor for this, so that the record has the end.
+        """
+        dead = self._pid is None and self._start_at is not None and self._last_code != 0
+        self._start_at = None
+        if dead:
+            self._start(time.monotonic())
+        if self._pid is not None:
+            # A stopped hub cannot hear SIGTERM before it goes on.
+            os.kill(self._pid, signal.SIGTERM)
+            os.kill(self._pid, signal.SIGCONT)
+            if not self._gone_within(GRACE_S):
+                os.kill(self._pid, signal.SIGKILL)
+                self._gone_within(GRACE_S)
+        if dead and self._last_code:
+            say(f"the hub had ended when the script did; see {self._log}")
 
     def _gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -64,6 +70,7 @@ class Hub:
         try:
             self._pid = spawn(self._command, given_environment(), self._prepare)
         except OSError:
+            self._last_code = 127
             self._died(now)
             return
         self._journal.write("hub_started", pid=self._pid, start_time=process_start_time(self._pid))
@@ -95,7 +102,7 @@ class Hub:
             return
         code, name = exit_of(status)
         self._journal.write("hub_exited", pid=self._pid, code=code, signal=name)
-        self._pid = None
+        self._pid, self._last_code = None, code
         if code == 0 and self._start_at is not None:
             # It found another hub at work; look again later whether that one is still there.
             self._start_at = now + LONGEST_WAIT_S

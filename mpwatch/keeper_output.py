@@ -50,9 +50,9 @@ class OutputLog:
             os.set_inheritable(number, True)
 
     def close(self) -> None:
-        """Tell of what was lost last."""
-        if self._lost:
-            self._tell_lost()
+        """Tell of what was lost last; where the log has no room for it, only in keeper.jsonl."""
+        if self._lost and not self._tell_lost():
+            self._note_lost(self._begins_at + self._size)
 
     def _append(self, data: bytes) -> int:
         """How many bytes were written."""
@@ -94,6 +94,9 @@ class OutputLog:
         at = self._begins_at + self._size
         if self._append(line) < len(line):
             return False
+        self._note_lost(at)
+        return True
+
+    def _note_lost(self, at: int) -> None:
         self._journal.write("output_lost", bytes=self._lost, at=at)
         self._lost = 0
-        return True

@@ -10,10 +10,12 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import termios
 import time
 
+from mpwatch.keeper_files import say
 from mpwatch.keeper_output import OutputLog
 
 COLUMNS = 100
@@ -24,6 +26,7 @@ PUMP_BYTES = 4 << 20
 QUIET_S = 0.3
 DRAIN_S = 2.0
 STAND_IN_WAIT_S = 5.0
+HESITATE_S = 0.1
 TAIL_BYTES = 400
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
@@ -46,7 +49,8 @@ class PseudoTerminal:
         self.hold = os.dup(self._master)
         self.device = os.fstat(self._slave).st_rdev
         self._pidfd: int | None = None
-        self._hung_up = False
+        # Nobody has the other end open: the last look said so.
+        self.hung_up = False
         self._tail = b""
         size = struct.pack("HHHH", ROWS, COLUMNS, 0, 0)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, size)
@@ -66,11 +70,29 @@ class PseudoTerminal:
         """In the child: a session with this terminal; no keyboard."""
         os.setsid()
         fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+        self._leave_foreground()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for target, source in ((0, nothing), (1, self._slave), (2, self._slave)):
             os.dup2(source, target)
             os.set_inheritable(target, True)
         os.set_inheritable(self.hold, True)
+
+    def _leave_foreground(self) -> None:
+        """In the child: no process of the script is the terminal's foreground.
+
+        The foreground gets SIGHUP when the script ends; what a script leaves running on purpose
+        would die with it, which it does not in a user's terminal.
+        """
+        with contextlib.suppress(OSError):
+            helper = os.fork()
+            if helper == 0:
+                try:
+                    os.setpgid(0, 0)
+                    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+                    os.tcsetpgrp(self._slave, os.getpgrp())
+                finally:
+                    os._exit(0)
+            os.waitpid(helper, 0)
 
     def started(self, pid: int) -> None:
         """In the keeper: the child runs."""
@@ -88,21 +110,33 @@ class PseudoTerminal:
         os.close(self._slave)
         os.close(self.hold)
 
-    def take_over(self, log: OutputLog) -> None:
-        """In the keeper's stand-in: read until the script is gone, into a log of its own."""
+    def take_over(self, log: OutputLog, alone: bool) -> None:
+        """In the keeper's stand-in: read on, into a log of its own.
+
+        `alone`: the keeper was killed. Else the script has ended, and others still print.
+        """
         self._log = log
         gone = select.poll()
         gone.register(self._pidfd or 0, select.POLLIN)
+        # Killed together, or made to die with its keeper: then it does not go on.
+        if alone and not gone.poll(HESITATE_S * 1000):
+            say("the keeper was killed; the script goes on, but nobody will know its exit code")
         while not gone.poll(0):
             self.pump(STAND_IN_WAIT_S)
-        self.drain()
+        self._pidfd = None
+        self._read()
+        while not self.hung_up:
+            self._wait(STAND_IN_WAIT_S)
+            self._read()
 
     def pump(self, seconds: float) -> None:
         """Read until nothing is there; wait at most `seconds` for output or the script's end."""
-        if self._read():
-            return
+        if not self._read():
+            self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
         poll = select.poll()
-        if not self._hung_up:
+        if not self.hung_up:
             poll.register(self._master, select.POLLIN)
         if self._pidfd is not None:
             poll.register(self._pidfd, select.POLLIN)
@@ -111,7 +145,7 @@ class PseudoTerminal:
     def drain(self) -> None:
         """The script is gone: read what it left, until those it left behind are quiet."""
         until = time.monotonic() + DRAIN_S
-        while not self._hung_up and time.monotonic() < until:
+        while not self.hung_up and time.monotonic() < until:
             if self._read():
                 continue
             poll = select.poll()
@@ -153,10 +187,10 @@ class PseudoTerminal:
                     break
                 pieces.append(piece)
                 size += len(piece)
-            self._hung_up = False
+            self.hung_up = False
         except BlockingIOError:
-            self._hung_up = False
+            self.hung_up = False
         except OSError:
             # Nobody has the other end open just now; the script can open it again.
-            self._hung_up = True
+            self.hung_up = True
         return b"".join(pieces)

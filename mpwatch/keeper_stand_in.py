@@ -10,13 +10,14 @@ import os
 import struct
 from typing import NoReturn
 
-from mpwatch.keeper_files import Journal, say
+from mpwatch.keeper_files import Journal
 from mpwatch.keeper_output import OutputLog
 from mpwatch.keeper_pty import PseudoTerminal
 from mpwatch.spawning import process_start_time
 
 _PID = struct.Struct("=q")
-_ALL_IS_WELL = b"."
+_ALL_IS_OVER = b"."
+_READ_ON = b"+"
 # It never rotates: who reads the log counts on the keeper to say so.
 UNBOUNDED = 1 << 62
 
@@ -45,9 +46,13 @@ class StandIn:
         """Say which process prints."""
         self._say(_PID.pack(script))
 
+    def read_on(self) -> None:
+        """The keeper leaves; others that the script left behind still print."""
+        self._say(_READ_ON)
+
     def end(self) -> None:
         """Nothing is left to stand in for."""
-        self._say(_ALL_IS_WELL)
+        self._say(_ALL_IS_OVER)
         if self.pid is not None:
             with contextlib.suppress(OSError):
                 os.waitpid(self.pid, 0)
@@ -66,8 +71,8 @@ def _stand_by(heard: int, terminal: PseudoTerminal, directory: str) -> NoReturn:
     message = os.read(heard, _PID.size)
     if len(message) == _PID.size:
         terminal.stand_by(_PID.unpack(message)[0])
-        if not os.read(heard, 1):
+        last_word = os.read(heard, 1)
+        if last_word != _ALL_IS_OVER:
             log = OutputLog(directory, Journal(directory), limit=UNBOUNDED)
-            say("the keeper was killed; the script goes on, but nobody will know its exit code")
-            terminal.take_over(log)
+            terminal.take_over(log, alone=not last_word)
     os._exit(0)

@@ -85,16 +85,23 @@ class OutputFold:
         self._segment(rest, ended=False)
         self.offset += len(rest)
 
+    @property
+    def number(self) -> int:
+        """The line that the next bytes may belong to."""
+        return self._rows[-1].number
+
     def skip(self, size: int, newlines: int) -> int:
-        """Leave out bytes that end with a newline; returns how many whole lines that were."""
-        last = self._rows[-1].number
+        """Leave out bytes that end with a newline; returns how many lines will not be told."""
+        last = self._rows[-1]
         self.offset += size
+        last.ends = self.offset
         self._gone.extend(self._rows)
+        if not last.text:
+            self._gone.pop()  # all of it was left out
         self._rows.clear()
-        self._begin(last + newlines)
-        self._gone[-1].ends = self.offset
-        self._lowest = last + newlines
-        return newlines - 1
+        self._begin(last.number + newlines)
+        self._lowest = self.number
+        return newlines - bool(last.text)
 
     def lines(self, now: float, ended: bool = False) -> list[Line]:
         """What is to be told at the moment `now` (seconds); all that is left where it `ended`."""

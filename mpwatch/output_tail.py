@@ -32,7 +32,6 @@ class OutputTail:
         self._directory = directory
         self._path = directory / rendezvous.OUTPUT_LOG
         self._fold = OutputFold(offset, number)
-        self._number = number
         self._file: int | None = None
         # Where the open file is read next.
         self._position = 0
@@ -128,9 +127,9 @@ class OutputTail:
             return False
         if here.st_size > self._position:
             return True
+        # Not simply that one: it may have been replaced more than once.
         self.close()
-        self._file, self._position = os.open(self._path, _FLAGS), 0
-        return True
+        return self._open()
 
     def _open(self) -> bool:
         """Open the file that holds the byte to go on from; where that is gone, the oldest one."""
@@ -143,8 +142,8 @@ class OutputTail:
             path = self._path.with_name(f"{self._path.name}.1")
             begins, lines = rotations[-2] if len(rotations) > 1 else (0, 0)
             if self._fold.offset < begins:
-                first = max(lines, self._number + 1)
-                self._left_out, self._fold = first - self._number, OutputFold(begins, first)
+                newlines = max(1, lines - self._fold.number)
+                self._left_out += self._fold.skip(begins - self._fold.offset, newlines)
         file = os.open(path, _FLAGS)
         if _rotations(self._directory) != rotations:
             os.close(file)

@@ -143,8 +143,9 @@ class Reader:
                 )
             self.meta = read_meta(self.connection)
             read_fold(self.connection)
-            self._execute("SELECT max(first_cursor), min(first_cursor) FROM chunks").fetchone()
-            self._execute("SELECT max(cursor), min(cursor) FROM steps").fetchone()
+            for column, table in (("first_cursor", "chunks"), ("cursor", "steps")):
+                for end in ("max", "min"):  # both at once would read the whole table
+                    self._execute(f"SELECT {end}({column}) FROM {table}").fetchone()
         except sqlite3.DatabaseError as error:
             if not salvage.is_damage(error):
                 raise RecordUnreadable(f"{self.path} is no record of mpwatch ({error})") from None

@@ -179,6 +179,11 @@ def keeper_lives(run: Run) -> bool:
     return rendezvous.is_alive(pid, start_time if isinstance(start_time, int) else None)
 
 
+def keeper_is_gone(run: Run) -> bool:
+    """Whether the run's keeper is known to be dead; on another machine nobody can tell."""
+    return not _is_foreign(run) and not keeper_lives(run)
+
+
 def _is_foreign(run: Run) -> bool:
     host = run.info.get("host")
     return isinstance(host, str) and host != os.uname().nodename

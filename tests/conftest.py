@@ -17,6 +17,15 @@ OURS = ("MPWATCH_", "_MPWATCH")
 PATIENCE_S = 5.0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share something dear stay together on one worker: a file's, or a style's."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        style = None if callspec is None else callspec.params.get("style")
+        group = item.path.stem if style is None else f"style-{style.name}"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.observing import Observing
+from mpwatch_agent.orphan import orphan_of
 from mpwatch_agent.outbox import Outbox
 from mpwatch_agent.patches import PatchTable
 from mpwatch_agent.reports import Reports, loop_found
@@ -351,6 +352,7 @@ class Agent:
         endpoint = rendezvous.agent_endpoint(runtime)
         outbox = Outbox(endpoint, str(self._spec["run_id"]), attempt, self._rank, place.sequence)
         self.boundary.connect(outbox, Path(self._spec["run_directory"]))
+        self.boundary.orphan = orphan_of(self._spec)
         atexit.register(self._exit)
         # What came before (imports, data sets) is no part of the first step.
         self.loop.phases.restart(time.perf_counter())

@@ -25,6 +25,7 @@ from mpwatch.events import (
     TrainingUnpaused,
 )
 from mpwatch_agent.loop import Loop
+from mpwatch_agent.orphan import Orphan
 from mpwatch_agent.outbox import Outbox
 
 LOOK_INTERVAL_S = 0.05
@@ -59,6 +60,8 @@ class Boundary:
         self.stop_reason: str | None = None
         # Set by `watch()` loops: their iteration ends instead of an exception being raised.
         self.ends_iteration = False
+        # Where the script prints to a terminal of ours: looks whether somebody still reads it.
+        self.orphan: Orphan | None = None
 
     def act(self, *, repeat: bool = True) -> BaseException | None:
         """Let what is asked for take effect, if this is a boundary.
@@ -73,6 +76,8 @@ class Boundary:
         now = time.perf_counter()
         if self._outbox is not None and now - self._last_look >= LOOK_INTERVAL_S:
             self._last_look = now
+            if self.orphan is not None:
+                self.orphan.look(now)
             self._take_commands()
             if self._paused is not None:
                 self._wait()

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpwatch import rendezvous
-from mpwatch.cli import screen
-from mpwatch.run_state import attempts_of
 from mpwatch.stopping import stop_now
 
 START_WAIT_S: Final = 20.0
@@ -69,18 +67,6 @@ def has_started(keeper: DetachedKeeper, directory: Path) -> bool:
 def _said_something(directory: Path) -> bool:
     entries = rendezvous.read_json_lines(directory / rendezvous.KEEPER_FILE)
     return any(entry.get("event") in ("spawned", "exited") for entry in entries)
-
-
-def watch_first(directory: Path) -> int:
-    """Watch the run that was just started; the exit code of `mpwatch run`.
-
-    The script's own where it has ended when the user leaves, else that of leaving.
-    """
-    code = screen.watch_in_terminal(directory, first=True)
-    attempts = attempts_of(rendezvous.read_json_lines(directory / rendezvous.KEEPER_FILE))
-    if attempts and attempts[-1].ended and attempts[-1].exit_code is not None:
-        return attempts[-1].exit_code
-    return code
 
 
 def _wait_and_become(told: int, become: Callable[[dict[str, Any]], None]) -> None:

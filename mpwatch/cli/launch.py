@@ -35,11 +35,13 @@ FOR_AGENT: Final = (
 )
 
 
-def launch(command: list[str], configuration: Configuration, inject: bool) -> int:
+def launch(
+    command: list[str], configuration: Configuration, inject: bool, keyboard: bool = False
+) -> int:
     """Become the keeper of `command`, or, where nothing can be prepared, the command itself.
 
     In a terminal the keeper is detached and this process becomes its first watcher; only then does
-    this return, with the exit code.
+    this return, with the exit code. Not for a command that is known to read the `keyboard`.
 
     Raises:
         UsageError: the directory that the user named cannot be written, or a terminal that cannot
@@ -49,7 +51,7 @@ def launch(command: list[str], configuration: Configuration, inject: bool) -> in
     if not hasattr(signal, "sigtimedwait"):
         say("runs unwatched: the keeper needs Linux")
         execute_unwatched(command, environment)
-    if _in_terminal() and not configuration.value("headless"):
+    if _in_terminal() and not configuration.value("headless") and not keyboard:
         return _launch_beneath_screen(command, configuration, inject, environment)
     place = prepare(command, configuration, inject)
     if place is None:
@@ -77,7 +79,7 @@ def _launch_beneath_screen(
         given = _specification(place, configuration, inject, environment, keeper.pid)
         keeper.start({**given, "terminal": True})
         if detach.has_started(keeper, place.directory):
-            return detach.watch_first(place.directory)
+            return screen.watch_in_terminal(place.directory, first=True)
     else:
         keeper.give_up()
     # No place for sockets, or no process to be had: the script runs in the foreground.

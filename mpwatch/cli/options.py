@@ -48,7 +48,7 @@ class Option(NamedTuple):
 
 
 OPTIONS: Final = (
-    Option("headless", "switch", False, "run in the foreground, output untouched"),
+    Option("headless", "switch", False, "no screen: in the foreground, output untouched"),
     Option("name", "name", None, "a name for the run, to find it again", "NAME"),
     Option("runs_dir", "path", RUNS_DIRECTORY, "where run directories go", "DIR"),
     Option("no_record", "switch", False, "keep events in memory only"),

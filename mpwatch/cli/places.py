@@ -20,7 +20,7 @@ from mpwatch.cli.provenance import git_commit
 from mpwatch.cli.redaction import redact
 from mpwatch.errors import MpwatchError, RuntimeDirectoryRefused, UsageError
 from mpwatch.keeper_files import say
-from mpwatch.runs import RUNS_DIRECTORY
+from mpwatch.runs import RUNS_DIRECTORY, working_directory
 from mpwatch.vocabulary import clean_text
 
 IN_RUN_FILE: Final = (
@@ -129,14 +129,15 @@ def write_run_file(
     keeper_pid: int,
 ) -> None:
     """Write run.json: what is known before the start."""
+    here = working_directory()
     entry = {
         "run_id": place.run_id,
         "name": configuration.value("name") or name_of(command),
         "argv": redact(command),
-        "cwd": os.getcwd(),
+        "cwd": here,
         "python_version": sys.version.split()[0],
         "mpwatch_version": mpwatch.__version__,
-        "commit": git_commit(os.getcwd()),
+        "commit": None if here is None else git_commit(here),
         "host": os.uname().nodename,
         "started_at": time.time(),
         "runtime_directory": None if place.runtime is None else str(place.runtime),

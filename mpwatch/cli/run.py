@@ -5,7 +5,8 @@ Own options come first; everything after the script belongs to it.
   mpwatch run -m package.train --lr 0.1
   mpwatch run -- torchrun --nproc-per-node 2 train.py
 
-Prepares the run and execs into the keeper: this process becomes the supervisor, with the same pid.
+In a terminal a screen shows the run, which outlives it: q leaves, mpwatch attach comes back. With
+--headless, or where stdin, stdout or stderr goes elsewhere, this process becomes the supervisor.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def own_words(words: Sequence[str]) -> tuple[list[str], Target | None]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, prepare, and become the keeper; returns only by raising."""
+    """Check, prepare, and become the keeper, or watch it in a terminal; the exit code."""
     target: Target | None = getattr(arguments, "kept", None)
     if target is None:
         raise UsageError("say which script to run: mpwatch run train.py; see: mpwatch run --help")
@@ -94,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     flag = isolating_flag(command) if target.kind == "command" else None
     if flag is not None:
         say(f"python {flag} takes no agent in: this run is supervised but unwatched")
-    return launch.launch(command, configuration, inject=flag is None)
+    keyboard = target.kind == "script" and target.words[0] == "-"
+    return launch.launch(command, configuration, inject=flag is None, keyboard=keyboard)
 
 
 def _command(target: Target) -> list[str]:

@@ -6,6 +6,7 @@ says how to come back. `run`, `attach` and `replay` call `watch_in_terminal`; th
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from mpwatch.errors import EXIT_OK, EXIT_REFUSED, UsageError
+from mpwatch.errors import EXIT_REFUSED, UsageError
+from mpwatch.vocabulary import clean_text
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
 # Mouse reports, focus reports, bracketed paste, kitty's keyboard flags and colours off; the
@@ -40,7 +42,9 @@ def check_terminal(instead: str) -> None:
             raise UsageError(f"{name} is not a terminal; use: {instead}")
     term = os.environ.get("TERM", "")
     if term in SPEECHLESS_TERMINALS:
-        raise UsageError(f"this terminal (TERM={term}) cannot show the screen; use: {instead}")
+        raise UsageError(
+            f"this terminal (TERM={clean_text(term, 40)}) cannot show the screen; use: {instead}"
+        )
 
 
 def watch_in_terminal(
@@ -65,7 +69,9 @@ def watch_in_terminal(
         "replay": replay,
         "plain_ascii": plain_ascii,
     }
-    check_terminal("mpwatch run --headless ..." if first else f"mpwatch tail {run_directory.name}")
+    check_terminal(
+        "mpwatch run --headless ..." if first else "mpwatch tail RUN, or mpwatch show RUN"
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     status = _guarded(options)
@@ -73,9 +79,10 @@ def watch_in_terminal(
     for line in farewell(run_directory, code, replay):
         with contextlib.suppress(OSError, ValueError):
             print(line, flush=True)
-    if code:
-        return code if code > 0 else 128 - code
-    return _code_of_ended(run_directory) if first else EXIT_OK
+    ended = _code_of_ended(run_directory) if first else None
+    if ended is not None:
+        return ended
+    return code if code >= 0 else 128 - code
 
 
 def _guarded(options: dict[str, Any]) -> int:
@@ -99,6 +106,8 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
     try:
         # Textual draws on stderr, which may be a file.
         os.dup2(OUTPUT, ERRORS)
+        # Looking for garbage while modules load is a quarter of the time to the first picture.
+        gc.disable()
         from mpwatch.cli.revive import ensure_hub
         from mpwatch.stopping import stop_now
         from mpwatch_tui.entry import show
@@ -106,6 +115,8 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
         code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
+    except ImportError as error:
+        print(f"mpwatch: no screen: {error}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -190,17 +201,15 @@ def _name_for_attach(run_directory: Path, run_id: str) -> str:
     with contextlib.suppress(MpwatchError, OSError):
         if run_directory.absolute().parent.samefile(runs_directory(None)):
             return run_id
-    return str(run_directory.absolute())
+    return clean_text(str(run_directory.absolute()), 1000)
 
 
-def _code_of_ended(run_directory: Path) -> int:
-    """The script's exit code where it has ended, else 0: leaving a running job is no failure."""
+def _code_of_ended(run_directory: Path) -> int | None:
+    """The script's exit code; None while it runs and where nobody saw its end."""
     from mpwatch import runs
 
     run = runs.read_run(run_directory)
-    if run is None or runs.is_live(run) or run.exit_code is None:
-        return EXIT_OK
-    return run.exit_code
+    return None if run is None or runs.is_live(run) else run.exit_code
 
 
 def _is_terminal(descriptor: int) -> bool:

@@ -34,6 +34,10 @@ def _outside(run: Run, state: State, evidence: Evidence) -> Lines:
         cause = attempts[-1]["cause"]
         if cause is not None and cause != f"exit code {last.exit_code}":
             words.append(clean_text(cause, 300))
+    elif last is not None and state == "lost":
+        words.append("exit code unknown: nobody saw the script end")
+    elif last is not None and runs.keeper_is_gone(run):
+        words.append("its keeper was killed: the exit code will not be known")
     yield "state", ", ".join(words)
     argv = run.info.get("argv")
     if isinstance(argv, list):

@@ -60,6 +60,24 @@ def test_tail_follows_through_rotations_and_successors_go_on(
     assert sum(event.left_out for event in told) == 0
 
 
+def test_a_hub_that_slept_through_several_files_says_what_is_missing(
+    log: OutputLog, tmp_path: Path
+) -> None:
+    tail, told = OutputTail(tmp_path), []
+    for number in range(500):
+        log.write(line(number))
+        if number in (3, 480):
+            told += tail.look(number)
+    told += tail.look(501, ended=True)
+    tail.close()
+    assert texts(told) == {event.number: f"line {event.number} of many" for event in told}
+    assert [event.number for event in told][:4] == [0, 1, 2, 3]
+    assert told[-1].number == 499
+    assert sum(event.left_out for event in told) + len(told) == 500
+    # Where the next hub would go on: the same byte for the same line.
+    assert all(event.offset == len(b"".join(map(line, range(event.number + 1)))) for event in told)
+
+
 def test_what_came_too_fast_is_counted_and_the_end_is_told(tmp_path: Path) -> None:
     (tmp_path / "output.log").write_bytes(b"".join(map(line, range(300_000))))
     tail = OutputTail(tmp_path)
@@ -103,11 +121,16 @@ def test_bytes_that_cannot_be_written_are_counted(
         log.write(line(number))
     room[0] = 10_000
     log.write(b"room again\n")
-    monkeypatch.undo()
+    room[0] = 0
+    log.write(b"never again\n")
     log.close()
+    monkeypatch.undo()
     entries = [json.loads(text) for text in (tmp_path / "keeper.jsonl").read_text().splitlines()]
     lost = len(line(0)) * 3 - 30
-    assert [(e["event"], e["bytes"]) for e in entries] == [("output_lost", lost)]
+    assert [(e["event"], e["bytes"]) for e in entries] == [
+        ("output_lost", lost),
+        ("output_lost", 12),
+    ]
     kept = b"".join(map(line, range(3)))[:30]
     said = f"\nmpwatch: {lost} bytes of output could not be written here\n".encode()
     assert (tmp_path / "output.log").read_bytes() == kept + said + b"room again\n"

@@ -125,7 +125,7 @@ def test_disabled_leaves_everything_alone(place: Place) -> None:
     watched = place.mpwatch("run", "--headless", script, "x", environment=off)
     assert (watched.returncode, watched.stdout, watched.stderr) == (5, plain.stdout, plain.stderr)
     assert not place.runs()
-    assert not any((place.directory / "tmp").iterdir())
+    assert not any(place.temporary.iterdir())
 
 
 def test_disabled_leaves_even_a_missing_script_to_python(place: Place) -> None:

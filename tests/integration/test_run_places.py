@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpwatch import rendezvous
-from tests.support.cli_runs import Place
+from tests.support.cli_runs import MPWATCH, Place
 
 
 @pytest.fixture
@@ -88,8 +88,25 @@ def test_no_record_on_request(place: Place) -> None:
     assert json.loads(place.mpwatch("ls", "--json", cwd=elsewhere).stdout) == []
 
 
+def test_from_a_directory_that_is_gone(place: Place) -> None:
+    gone = place.directory / "gone"
+    gone.mkdir()
+    words = " ".join([*MPWATCH, "run", "--runs-dir", str(place.directory / "kept"), "$OLDPWD/s.py"])
+    place.script("print('ran'); raise SystemExit(3)", "s.py")
+    done = subprocess.run(
+        ["sh", "-c", f"cd gone; rmdir ../gone; {words}"],
+        cwd=place.directory,
+        env=place.environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"ran\n", b"")
+    (run,) = (place.directory / "kept").glob("2*")
+    assert json.loads((run / "run.json").read_text())["cwd"] is None
+
+
 def root_of(place: Place) -> Path:
-    return place.directory / "tmp" / f"mpwatch-{os.geteuid()}"
+    return place.temporary / f"mpwatch-{os.geteuid()}"
 
 
 def test_a_linked_runtime_directory_is_refused_and_the_script_runs(place: Place) -> None:

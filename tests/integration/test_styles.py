@@ -15,7 +15,6 @@ from mpwatch.cli.main import main
 from tests.support.style_runs import StyleRuns
 from tests.support.styles.table import STYLES, Style
 
-# Two processes at a time and a machine that others may use: a style waits for its turn.
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name),
@@ -24,21 +23,13 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> None:
-    """Off here: later styles run already while a test looks at its own; `runs` waits for all."""
+    """Off here: a style's other run goes on while a test looks at one; `runs` waits for all."""
 
 
 @pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StyleRuns]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StyleRuns]:
     """Both runs of every style that these tests ask for."""
-    chosen: dict[str, Style] = {}
-    for item in request.session.items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            style = item.callspec.params.get("style")
-            if isinstance(style, Style):
-                chosen[style.name] = style
-    everything = StyleRuns(tmp_path_factory.mktemp("styles"), chosen.values())
+    everything = StyleRuns(tmp_path_factory.mktemp("styles"))
     yield everything
     everything.close()
 

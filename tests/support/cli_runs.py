@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,13 +38,14 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        (directory / "tmp").mkdir()
+        # Short: sockets go here, ours and those of DataLoader workers, and pytest's paths are long.
+        self.temporary = Path(tempfile.mkdtemp(prefix="mp-"))
+        weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
         kept = {k: v for k, v in os.environ.items() if "MPWATCH" not in k}
         self.environment = {
             **kept,
             "PYTHONPATH": SOURCES,
-            # The runtime directory goes here as well; pytest's own paths may be long.
-            "TMPDIR": str(directory / "tmp"),
+            "TMPDIR": str(self.temporary),
             MARKER: str(directory),
         }
 

@@ -1,4 +1,4 @@
-"""Runs the style scripts, each once plain and once watched, as many at a time as there is room.
+"""Runs the style scripts, each once plain and once watched, both at a time.
 
 A watched run is what a person gets: `python -m mpwatch run --headless SCRIPT`. A plain run is
 `python SCRIPT`; where a row of the table does not ask for an interpreter of its own it is forked
@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,28 +34,29 @@ class Finished:
 
 
 class StyleRuns:
-    """All runs that a session of tests will ask for, begun at once in the order of asking."""
+    """The runs that tests ask for; both of a style begin when one of them is asked for."""
 
-    def __init__(self, directory: Path, styles: Iterable[Style]) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._nursery = Nursery()
-        # Under pytest-xdist the other cores have tests of their own.
-        room = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
-        self._pool = ThreadPoolExecutor(max_workers=room)
-        self._plain: dict[str, Future[Finished]] = {}
-        self._watched: dict[str, Future[Finished]] = {}
-        for style in styles:
-            self._place(style).mkdir()
-            self._plain[style.name] = self._pool.submit(self._run_plain, style)
-            self._watched[style.name] = self._pool.submit(self._run_watched, style)
+        self._pool = ThreadPoolExecutor(max_workers=2)
+        self._begun: dict[str, tuple[Future[Finished], Future[Finished]]] = {}
 
     def plain(self, style: Style) -> Finished:
         """How plain Python ran this style."""
-        return self._plain[style.name].result()
+        return self._both(style)[0].result()
 
     def watched(self, style: Style) -> Finished:
         """How the style ran under mpwatch."""
-        return self._watched[style.name].result()
+        return self._both(style)[1].result()
+
+    def _both(self, style: Style) -> tuple[Future[Finished], Future[Finished]]:
+        if style.name not in self._begun:
+            self._place(style).mkdir()
+            runs = (self._run_plain, self._run_watched)
+            plain, watched = (self._pool.submit(run, style) for run in runs)
+            self._begun[style.name] = plain, watched
+        return self._begun[style.name]
 
     def runs_dir(self, style: Style) -> Path:
         """Where the watched run's directory lies, the only one there."""

@@ -11,7 +11,8 @@ from mpwatch.commands import Pause
 from mpwatch.events import Event
 from mpwatch.numbered import decoded
 from mpwatch_tui import watching
-from mpwatch_tui.watching import GIVE_UP_SENDING_S, REVIVE_AFTER_S, Watching
+from mpwatch_tui.errands import GIVE_UP_SENDING_S
+from mpwatch_tui.watching import REVIVE_AFTER_S, Watching
 from tests.support.watched_world import World
 
 ACTIONS = st.lists(
@@ -152,7 +153,7 @@ def test_numbers_given_again_by_a_new_hub_are_followed() -> None:
     world.disk_fails = True
     world.happen(4)
     watcher = Recorder(world)
-    watcher.look(1.0)
+    look_until_told([watcher], 1.0)
     assert len(watcher.seen) == 9
     # Silent, it leaves only the record, which lags behind: nothing is told twice.
     world.silent = True
@@ -176,6 +177,7 @@ def test_a_lost_hub_keeps_the_last_picture_and_is_revived_after_a_while() -> Non
     world.happen(6)
     world.commit()
     watcher = Recorder(world)
+    look_until_told([watcher], 99.0)
     alive = watcher.look(100.0)
     assert (alive.connection, alive.view.steps) == ("live", 6)
     world.happen(1)
@@ -214,16 +216,31 @@ def test_a_silent_hub_is_not_a_lost_one() -> None:
 
 
 def test_a_command_without_an_answer_is_given_up_with_a_reason() -> None:
+    for ends, reason in ((True, "the job has ended"), (False, "the hub does not answer")):
+        world = World(0)
+        world.start_hub()
+        world.silent = True
+        watcher = Recorder(world)
+        watcher.ask(Pause())
+        asked = watcher.look(11.0).asked
+        assert asked is not None
+        assert asked.outcome == "pending"
+        if ends:
+            world.end()
+        asked = watcher.look(12.0 + GIVE_UP_SENDING_S).asked
+        assert asked is not None
+        assert (asked.outcome, asked.detail) == ("refused", reason)
+
+
+def test_a_damaged_record_is_named_once() -> None:
     world = World(0)
     world.start_hub()
-    world.silent = True
-    watcher = Recorder(world)
-    watcher.look(10.0)
-    watcher.ask(Pause())
-    asked = watcher.look(11.0).asked
-    assert asked is not None
-    assert asked.outcome == "pending"
+    world.happen(3)
     world.end()
-    asked = watcher.look(11.0 + GIVE_UP_SENDING_S).asked
-    assert asked is not None
-    assert (asked.outcome, asked.detail) == ("refused", "the job has ended")
+    job = world.record()
+    job.damage = "record.sqlite is damaged; 3 events"  # type: ignore[attr-defined]
+    watcher = Recorder(world)
+    with patch.object(world, "record", lambda: job):
+        look_until_told([watcher], 1.0)
+        lines = watcher.look(2.0).lines
+    assert [line.text for line in lines].count("record.sqlite is damaged; 3 events") == 1

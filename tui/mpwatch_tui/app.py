@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
@@ -31,7 +32,7 @@ CODE_OF_SIGTERM = 128 + signal.SIGTERM
 class WatchApp(App[int]):
     """The screen on one run."""
 
-    CSS_PATH = "mpwatch.tcss"
+    CSS_PATH = Path(__file__).with_name("mpwatch.tcss")
     TITLE = "mpwatch"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -69,11 +70,7 @@ class WatchApp(App[int]):
             )
 
     def get_default_screen(self) -> Screen[None]:
-        keys = [("q", "leave" if self._replay else "detach"), ("?", "help")]
-        if not (self._replay or self._readonly):
-            keys.append(("space", "pause"))
-        keys.append(("p", "plot"))
-        return Overview(self.looks, tuple(keys))
+        return Overview(self.looks, not (self._replay or self._readonly))
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,7 +109,8 @@ class WatchApp(App[int]):
             self._watching.plotting.wanted = overview.points_wanted
 
     def on_look_failed(self, message: LookFailed) -> None:
-        self.notify(self.looks.text(message.error, 300), title="look", severity="error")
+        text = self.looks.text(message.error, 300)
+        self.notify(text, title="look", severity="error", markup=False)
 
     # --- keys -------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def chart(
 ) -> list[Row]:
     """The plot in exactly `height` rows of `width` cells."""
     values = [(p, v) for p in points if (v := kind.value(p)) is not None]
-    finite = [(p, v) for p, v in values if math.isfinite(v)]
+    finite = [value for _, value in values if math.isfinite(value)]
     newest = f" {kind.label(values[-1][1])}" if values else ""
     rows: list[Row] = [title(kind.title + newest, width, looks, kind.role)]
     columns, lines = width - LABEL_WIDTH - 1, height - 3
@@ -74,14 +74,15 @@ def chart(
         what = "nothing yet" if not values else f"only {kind.label(values[-1][1])}"
         rows.append((("".rjust(LABEL_WIDTH + 1) + what, "dim"),))
         return _padded(rows, height)
-    low, high = _range([v for _, v in finite], kind)
+    low, high = _range(finite, kind)
     first, last = points[0].first_step, _end(points[-1])
     canvas = Canvas(columns, lines, looks.ascii)
-    places = [
-        (_across(point, first, last, canvas.width), _up(value, low, high, kind, canvas.height))
-        for point, value in finite
-    ]
-    _draw(places, kind, canvas)
+    for stretch in _stretches(values):
+        places = [
+            (_across(p, first, last, canvas.width), _up(v, low, high, kind, canvas.height))
+            for p, v in stretch
+        ]
+        _draw(places, kind, canvas)
     rows.append(_marks(points, first, last, columns, looks))
     labels = {0: kind.label(high), lines - 1: kind.label(low)} if lines > 1 else {0: newest}
     for index, text in enumerate(canvas.rows()):
@@ -100,6 +101,17 @@ def title(text: str, width: int, looks: Looks, role: str = "title") -> Row:
 
 def _padded(rows: list[Row], height: int) -> list[Row]:
     return (rows + [()] * height)[:height]
+
+
+def _stretches(values: Sequence[tuple[StepPoint, float]]) -> list[list[tuple[StepPoint, float]]]:
+    """The values without those that are not finite; nothing is drawn across such a hole."""
+    stretches: list[list[tuple[StepPoint, float]]] = [[]]
+    for point, value in values:
+        if math.isfinite(value):
+            stretches[-1].append((point, value))
+        else:
+            stretches.append([])
+    return stretches
 
 
 def _end(point: StepPoint) -> int:
@@ -133,7 +145,8 @@ def _up(value: float, low: float, high: float, kind: Kind, height: int) -> int:
 
 
 def _draw(places: Sequence[tuple[int, int]], kind: Kind, canvas: Canvas) -> None:
-    canvas.dot(*places[0])
+    for place in places[:1]:
+        canvas.dot(*place)
     for (x0, y0), (x1, y1) in pairwise(places):
         if kind.stepped:
             canvas.line(x0, y0, x1, y0)

@@ -31,6 +31,7 @@ class Drawn(Widget):
         self.looks = looks
         self.picture: Picture | None = None
         self._rows: list[Row] = []
+        self._base: Style | None = None
 
     def rows(self, picture: Picture, width: int, height: int) -> list[Row]:
         """What is drawn: at most `height` rows of at most `width` cells."""
@@ -66,8 +67,15 @@ class Drawn(Widget):
     def on_show(self) -> None:
         self.redraw()
 
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._base = None
+
     def render_line(self, y: int) -> Strip:
-        base = self.rich_style
+        if self._base is None:
+            # Asked of the whole tree of widgets: once is enough.
+            self._base = self.rich_style
+        base = self._base
         row = self._rows[y] if y < len(self._rows) else ()
         segments = [Segment(text, _styled(base, role)) for text, role in row if text]
         return Strip(segments).adjust_cell_length(self.size.width, base)

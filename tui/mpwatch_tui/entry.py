@@ -3,6 +3,7 @@
 Called by `mpwatch.cli.screen` in the process that owns the terminal; nothing else starts the app.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -36,7 +37,11 @@ def show(
         replay=replay,
         guard=guard,
     )
-    app.run()
+    gc.freeze()
+    gc.enable()
+    # Without reports of the mouse the terminal's own selection copies text, and its wheel sends
+    # arrow keys, which scroll the log.
+    app.run(mouse=False)
     return app.return_code or 0
 
 

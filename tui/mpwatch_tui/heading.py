@@ -19,16 +19,17 @@ _STATE_ROLES: Final = {
     "preempted": "warn",
 }
 SEPARATION: Final = "  "
+# How long the outcome of a command stays in the footer; the log keeps it.
+TOLD_S: Final = 30.0
 
 
 def header_rows(picture: Picture, width: int, height: int, looks: Looks) -> list[Row]:
     """The header in `height` rows; what does not fit is left out, the least important first."""
     numbers, details = _speed(picture, looks), _health(picture)
     if height < 3:
-        return [
-            _row(_who(picture, looks), width),
-            _row([*numbers[:2], *details, *numbers[2:]], width),
-        ]
+        who, window = _who(picture, looks), _window(picture, looks)
+        rows = [[*who[:3], *window, *who[3:]], [*numbers[:2], *details, *numbers[2:]]]
+        return [_row(group, width) for group in rows]
     return [_row(group, width) for group in (_who(picture, looks), numbers, details)]
 
 
@@ -43,12 +44,14 @@ def _who(picture: Picture, looks: Looks) -> list[Row]:
     if facts.exit_code is not None and not facts.is_live:
         groups.append(((f"exit code {facts.exit_code}", role),))
     if facts.started_at is not None:
-        end = facts.ended_at if facts.ended_at and not facts.is_live else picture.now
+        # Of a job whose end nobody saw, what was seen last is the end.
+        last = facts.ended_at or picture.view.last_event_time or picture.now
+        end = picture.now if facts.is_live else last
         groups.append(((figures.elapsed(end - facts.started_at), "plain"),))
     if facts.attempt > 1 or not facts.name:
         groups.append(_pair("attempt", str(facts.attempt)))
     else:
-        groups += [_pair("attempt", str(facts.attempt)), ((facts.run_id, "dim"),)]
+        groups += [_pair("attempt", str(facts.attempt)), ((looks.text(facts.run_id, 60), "dim"),)]
     if facts.cause and not facts.is_live:
         groups.append(((looks.text(facts.cause, 120), "dim"),))
     return groups
@@ -64,13 +67,18 @@ def _speed(picture: Picture, looks: Looks) -> list[Row]:
         groups.append(((figures.rate(1 / view.step_s), role), (" steps/s", "dim")))
     if view.samples_per_s is not None:
         groups.append(((figures.rate(view.samples_per_s), role), (" samples/s", "dim")))
-    if view.accumulation_steps is not None:
-        n, k = view.script_window, view.multiplier or 1
-        words = f"{n} {looks.times} {k} = {view.accumulation_steps}"
-        groups.append(_pair("window n" + looks.times + "K", words))
+    groups += _window(picture, looks)
     if view.world_size > 1:
         groups.append(_pair("ranks", str(view.world_size)))
     return groups
+
+
+def _window(picture: Picture, looks: Looks) -> list[Row]:
+    view = picture.view
+    if view.accumulation_steps is None:
+        return []
+    words = f"{view.script_window}{looks.times}{view.multiplier or 1}={view.accumulation_steps}"
+    return [_pair(f"n{looks.times}K", words)]
 
 
 def _health(picture: Picture) -> list[Row]:
@@ -78,8 +86,8 @@ def _health(picture: Picture) -> list[Row]:
     groups = [_pair("loss", figures.number(view.loss))]
     if view.loss_scale is not None:
         groups.append(_pair("scale", figures.scale(view.loss_scale)))
-    groups.append(_pair("applied", str(view.applied)))
     groups.append((("skipped ", "dim"), (str(view.skipped), "warn" if view.skipped else "plain")))
+    groups.append(_pair("applied", str(view.applied)))
     if view.grad_norm is not None:
         groups.append(_pair("norm", figures.number(view.grad_norm)))
     if view.learning_rates:
@@ -109,8 +117,9 @@ def _row(groups: Sequence[Row], width: int) -> Row:
 def footer_row(picture: Picture, keys: Sequence[tuple[str, str]], width: int, looks: Looks) -> Row:
     """Connection and the newest command on the left; keys as far as there is room."""
     pieces: list[Piece] = list(_connection(picture, looks))
-    if picture.asked is not None:
-        pieces += [(SEPARATION, "plain"), *_asked(picture.asked, looks)]
+    asked = picture.asked
+    if asked is not None and (asked.outcome == "pending" or picture.now - asked.at < TOLD_S):
+        pieces += [(SEPARATION, "plain"), *_asked(asked, looks)]
     used = sum(cell_len(text) for text, _ in pieces) + 1
     right: list[Piece] = []
     for key, does in keys:
@@ -129,8 +138,6 @@ def _connection(picture: Picture, looks: Looks) -> Row:
     match picture.connection:
         case "live":
             return (("live", "good"),)
-        case "record":
-            return (("record", "event"),)
         case "connecting":
             return (("connecting", "warn"),)
         case "silent":
@@ -138,7 +145,8 @@ def _connection(picture: Picture, looks: Looks) -> Row:
         case "lost":
             return ((f"hub lost ({waited}), last picture; job goes on", "bad"),)
         case "over":
-            return (("ended; from the record", "event"),)
+            ended = "the job runs: mpwatch attach" if picture.facts.is_live else "ended"
+            return ((f"{ended}; from the record", "event"),)
 
 
 def _asked(asked: Asked, looks: Looks) -> Row:

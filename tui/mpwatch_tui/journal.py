@@ -18,6 +18,8 @@ from mpwatch_tui.picture import LogLine
 
 KEPT_LINES: Final = 1000
 OUTPUT_LIMIT: Final = 1000
+# Steps between two of a series that are still told as one.
+SERIES_GAP: Final = 10
 # As many lines as a script can still change, and some.
 OUTPUT_REMEMBERED: Final = 100
 
@@ -39,7 +41,8 @@ class Journal:
         self._number = 0
         # Where the newest lines of output stand: the number of an output line, and of our line.
         self._output: dict[int, int] = {}
-        self._series, self._series_began, self._series_count = "", 0, 0
+        self._series, self._series_count = "", 0
+        self._series_began = self._series_step = 0
         self._tuple: tuple[LogLine, ...] | None = ()
 
     @property
@@ -54,13 +57,14 @@ class Journal:
         said = told(frame, event)
         if said is None or (isinstance(event, OutputLine) and self._told_again(event, said)):
             return
-        if said.series and said.series == self._series:
+        if said.series and self._goes_on(said):
             self._lines.pop()
             self._number -= 1
             self._series_count += 1
         else:
             self._series, self._series_began = said.series, said.step
             self._series_count = 1
+        self._series_step = said.step
         text = said.text
         if said.series:
             steps = f"step {said.step}"
@@ -68,6 +72,10 @@ class Journal:
                 steps = f"{self._series_count} of steps {self._series_began} to {said.step}"
             text = f"{steps} {text}"
         self._append(frame.time, said.tone, text)
+
+    def _goes_on(self, said: Said) -> bool:
+        """Whether the newest line tells of the same thing, a few steps ago."""
+        return said.series == self._series and said.step - self._series_step <= SERIES_GAP
 
     def _told_again(self, event: OutputLine, said: Said) -> bool:
         """A progress bar draws its line anew: replace it where it stands."""

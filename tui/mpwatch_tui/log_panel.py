@@ -6,7 +6,6 @@ Scrolled back it stands still while lines come; back at the end it follows again
 import time
 
 from rich.cells import cell_len, chop_cells
-from textual import events
 
 from mpwatch_tui.chart import title
 from mpwatch_tui.drawn import Drawn
@@ -63,14 +62,6 @@ class LogPanel(Drawn):
     def page(self) -> int:
         """How many rows one page is."""
         return max(1, self.size.height - 2)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll(3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll(-3)
 
 
 def wrapped(line: LogLine, width: int, looks: Looks) -> list[Row]:

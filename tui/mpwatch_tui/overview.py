@@ -17,6 +17,7 @@ from mpwatch_tui.picture import Picture
 
 # Below this there is room for one picture at a time.
 SMALL: Final = (80, 24)
+LOW: Final = 32
 WIDE: Final = 160
 SECOND_PLOTS: Final = ("scale", "norm", "seconds")
 SLOTS: Final = ("loss", "second", "phases", "memory")
@@ -35,10 +36,10 @@ class Overview(Screen[None]):
         Binding("end", "back(-100000)", show=False),
     ]
 
-    def __init__(self, looks: Looks, keys: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, looks: Looks, may_command: bool) -> None:
         super().__init__()
-        self._header, self._footer = Header(looks, "header"), Footer(looks, "footer")
-        self._footer.keys = keys
+        self._header = Header(looks, "header")
+        self._footer = Footer(looks, "footer", may_command)
         self._loss, self._second = Plot(looks, "loss", "loss"), Plot(looks, "second", "scale")
         self._phases, self._memory = Phases(looks, "phases"), Memory(looks, "memory")
         self._log = LogPanel(looks, "log")
@@ -77,6 +78,7 @@ class Overview(Screen[None]):
     def _arrange(self, width: int, height: int) -> None:
         small = width < SMALL[0] or height < SMALL[1]
         self.set_class(small, "-small")
+        self.set_class(height < LOW, "-low")
         self.set_class(width >= WIDE and not small, "-wide")
         shown = SLOTS[self._slot % len(SLOTS)]
         for name in SLOTS:
@@ -108,11 +110,11 @@ class Overview(Screen[None]):
 
     def action_turn(self) -> None:
         """The next plot; where there is room for one panel only, the next panel."""
-        self._turned = True
         if self.has_class("-small"):
             self._slot += 1
             self._arrange(*self.size)
         else:
+            self._turned = True
             place = SECOND_PLOTS.index(self._second.kind) + 1
             self._second.turn_to(SECOND_PLOTS[place % len(SECOND_PLOTS)])
         if self._picture is not None:

@@ -18,10 +18,17 @@ class Header(Drawn):
 class Footer(Drawn):
     """Connection, newest command, keys."""
 
-    keys: tuple[tuple[str, str], ...] = ()
+    def __init__(self, looks: Looks, id: str, may_command: bool) -> None:
+        super().__init__(looks, id)
+        self._may_command = may_command
 
     def rows(self, picture: Picture, width: int, height: int) -> list[Row]:
-        return [heading.footer_row(picture, self.keys, width, self.looks)]
+        live = picture.facts.is_live and picture.connection != "over"
+        keys = [("q", "detach" if live else "leave"), ("?", "help")]
+        if live and self._may_command:
+            keys.append(("space", "go on" if picture.view.paused else "pause"))
+        keys.append(("p", "plot"))
+        return [heading.footer_row(picture, keys, width, self.looks)]
 
 
 class Plot(Drawn):

@@ -13,7 +13,7 @@ from mpwatch.vocabulary import LIVE_STATES
 from mpwatch_tui.looks import Tone
 
 # "silent": there is a hub and it does not answer. "lost": there is none, though the job lives.
-Connection = Literal["connecting", "live", "silent", "lost", "record", "over"]
+Connection = Literal["connecting", "live", "silent", "lost", "over"]
 Outcome = Literal["pending", "applied", "refused", "done"]
 
 
@@ -44,9 +44,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest command of this screen, and what became of it."""
+    """The newest command of this screen, and what became of it. `at`: when that was known."""
 
     words: str
+    at: float
     outcome: Outcome = "pending"
     detail: str = ""
 

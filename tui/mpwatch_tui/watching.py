@@ -5,21 +5,19 @@ picture and says so. Runs on a thread of its own (`mpwatch_tui.poller`), since a
 commands come in from the thread that draws.
 """
 
-import secrets
-from collections import deque
 from typing import Final, NamedTuple
 
-from mpwatch.client import JobSource
+from mpwatch.client import JobOver, JobSource
 from mpwatch.codec import Frame
-from mpwatch.commands import Command, name_of
+from mpwatch.commands import Command
 from mpwatch.errors import MpwatchError, NoAnswer
 from mpwatch.events import Event
-from mpwatch.live import JobOver
 from mpwatch.numbered import decoded
 from mpwatch.store import RunView
+from mpwatch_tui.errands import Errands
 from mpwatch_tui.history import History
 from mpwatch_tui.journal import Journal
-from mpwatch_tui.picture import Asked, Connection, Facts, Picture
+from mpwatch_tui.picture import Connection, Facts, Picture
 from mpwatch_tui.places import Places
 from mpwatch_tui.plotting import Plotting
 
@@ -30,7 +28,6 @@ LOG_BACK: Final = 20_000
 FACTS_EVERY_S: Final = 1.0
 REVIVE_AFTER_S: Final = 2.0
 REVIVE_EVERY_S: Final = 10.0
-GIVE_UP_SENDING_S: Final = 30.0
 
 
 class _Authority(NamedTuple):
@@ -39,16 +36,6 @@ class _Authority(NamedTuple):
 
     numbers: bool
     newest: bool
-
-
-class _Errand:
-    """A command on its way to its outcome. `identifier` None: not one for the hub."""
-
-    def __init__(self, command: Command | None) -> None:
-        self.command = command
-        self.identifier = secrets.token_hex(8)
-        self.sent = False
-        self.since: float | None = None
 
 
 class Watching:
@@ -70,21 +57,20 @@ class Watching:
         self._since = 0.0
         self._hubless_since: float | None = None
         self._revived_at: float | None = None
-        self._errands: deque[_Errand] = deque()
-        self._errand: _Errand | None = None
-        self._asked: Asked | None = None
+        self._errands = Errands(places.stop_now)
         self._trouble = ""
+        self._damage: str | None = None
         self.behind = False
 
     # --- called by the thread that draws ----------------------------------------------------
 
     def ask(self, command: Command) -> None:
         """Give the job a command at the next look."""
-        self._errands.append(_Errand(command))
+        self._errands.want(command)
 
     def stop_now(self) -> None:
         """End the script at the next look, without waiting for a boundary."""
-        self._errands.append(_Errand(None))
+        self._errands.want(None)
 
     # --- called by the poller's thread ------------------------------------------------------
 
@@ -93,7 +79,7 @@ class Watching:
         # In this order: what the last look finds was written before the hub was gone.
         hub = self._places.hub_is_there()
         over = not hub and self._places.is_over()
-        self._trouble = ""
+        self._trouble, self.behind = "", False
         connection = self._look(hub, over, now)
         if connection != self._connection:
             self._connection, self._since, self._facts_at = connection, now, 0.0
@@ -107,7 +93,7 @@ class Watching:
             connection=self._connection,
             since=self._since,
             now=now,
-            asked=self._asked,
+            asked=self._errands.asked,
             trouble=self._trouble,
         )
 
@@ -119,24 +105,29 @@ class Watching:
         self._live = self._record = None
 
     def _look(self, hub: bool, over: bool, now: float) -> Connection:
-        self._begin_errand(now)
+        if done := self._errands.begin(now):
+            self._journal.say(now, "event", f"stop now: {done}")
         if hub or over:
             self._hubless_since = self._revived_at = None
         if over:
             self._read_record(now, _Authority(numbers=True, newest=True), keep_open=True)
-            self._give_up("the job has ended")
+            self._errands.give_up("the job has ended", now)
             return "over"
-        if hub:
-            if self._live is None:
-                self._live = self._places.live()
-            try:
-                self._send(self._live, now)
-                self._read(self._live, now, _Authority(numbers=True, newest=True))
-            except (NoAnswer, JobOver):
-                self._read_record(now, _Authority(numbers=False, newest=False))
-                return "silent"
-            self._close_record()
-            return "live"
+        return self._look_at_hub(now) if hub else self._look_without_hub(now)
+
+    def _look_at_hub(self, now: float) -> Connection:
+        if self._live is None:
+            self._live = self._places.live()
+        try:
+            self._errands.send(self._live, now)
+            self._read(self._live, now, _Authority(numbers=True, newest=True))
+        except (NoAnswer, JobOver):
+            self._read_record(now, _Authority(numbers=False, newest=False))
+            return "silent"
+        self._close_record()
+        return "live"
+
+    def _look_without_hub(self, now: float) -> Connection:
         if self._hubless_since is None:
             self._hubless_since = now
         # Whoever holds the run next goes on where its record ends.
@@ -152,6 +143,7 @@ class Watching:
         try:
             if self._record is None:
                 self._record = self._places.record()
+            self._tell_damage(getattr(self._record, "damage", None), now)
             self._read(self._record, now, authority)
         except MpwatchError as error:
             keep_open = False
@@ -160,6 +152,11 @@ class Watching:
         if not keep_open:
             # A hub may be about to take it over: leave nothing open between looks.
             self._close_record()
+
+    def _tell_damage(self, damage: str | None, now: float) -> None:
+        if damage is not None and damage != self._damage:
+            self._damage = damage
+            self._journal.say(now, "bad", damage)
 
     def _close_record(self) -> None:
         if self._record is not None:
@@ -179,8 +176,11 @@ class Watching:
         view = job.view()
         if authority.newest or self._view is None or view.cursor >= self._view.cursor:
             self._view = view
+        self.plotting.read(job, view, now)
         if self._history is None:
-            self._history = self._beginning(view, now)
+            # The first picture must not wait for the log.
+            self._history, self.behind = self._beginning(view, now), True
+            return
         for _ in range(REQUESTS_PER_LOOK):
             reply = job.changes(self._history.after, PER_REQUEST)
             news = self._history.take(reply, authority.numbers)
@@ -196,8 +196,7 @@ class Watching:
             self.behind = news.behind
             if not news.behind:
                 break
-        self.plotting.read(job, view, now)
-        self._settle()
+        self._errands.settle(view, now)
 
     def _beginning(self, view: RunView, now: float) -> History:
         after = 0 if self._log_back is None else max(0, view.cursor - self._log_back)
@@ -208,54 +207,3 @@ class Watching:
     def take(self, cursor: int, frame: Frame, event: Event) -> None:
         """An event of the history, in order, once."""
         self._journal.event(frame, event)
-
-    # --- commands ---------------------------------------------------------------------------
-
-    def _begin_errand(self, now: float) -> None:
-        while self._errands:
-            self._errand = errand = self._errands.popleft()
-            errand.since = now
-            if errand.command is not None:
-                self._asked = Asked(words=name_of(errand.command).replace("_", " "))
-                continue
-            self._errand = None
-            self._asked = Asked(words="stop now", outcome="done", detail=self._places.stop_now())
-
-    def _send(self, job: JobSource, now: float) -> None:
-        errand = self._errand
-        if errand is None or errand.command is None or errand.sent:
-            return
-        if now - (errand.since or now) > GIVE_UP_SENDING_S:
-            self._give_up("the hub does not answer")
-            return
-        try:
-            # The id makes a repetition harmless: the hub answers it and runs it once.
-            job.send(errand.command, id=errand.identifier)
-            errand.sent = True
-        except (NoAnswer, JobOver):
-            raise
-        except MpwatchError as error:
-            self._give_up(str(error))
-
-    def _settle(self) -> None:
-        """Look whether the newest command has its outcome."""
-        errand, view = self._errand, self._view
-        if errand is None or self._asked is None or view is None:
-            return
-        for seen in view.commands:
-            if seen.id != errand.identifier or seen.outcome is None:
-                continue
-            applied = seen.outcome == "applied"
-            detail = f"at step {seen.step}" if applied else seen.reason or ""
-            self._asked = Asked(
-                words=self._asked.words,
-                outcome="applied" if applied else "refused",
-                detail=detail,
-            )
-            self._errand = None
-            return
-
-    def _give_up(self, reason: str) -> None:
-        if self._errand is not None and self._asked is not None:
-            self._asked = Asked(words=self._asked.words, outcome="refused", detail=reason)
-            self._errand = None
