@@ -65,11 +65,11 @@ def histogram(elements: int, rounds: int) -> None:
     said("exact / one torch.sum (10 is the goal)", found["exact"] / found["sum"], 52.0, "x")
 
 
-def flags(rounds: int, batch: int) -> None:
+def flags(rounds: int, batch: int, width: int, layers: int) -> None:
     import char_gpt
     import torch.nn.functional as F
 
-    model = char_gpt.build_model()
+    model = char_gpt.CharGPT(width, 4, layers)
     ids = torch.randint(0, 128, (batch, 128))
 
     def micro_batch() -> None:
@@ -83,11 +83,12 @@ def flags(rounds: int, batch: int) -> None:
         rounds,
         micro_batch,
         micro_batch=micro_batch,
-        default=watched.look,
-        full=watched.look_at_all,
+        default=lambda: watched.look(optimizer),
+        full=lambda: watched.look_at_all(optimizer),
         foreach_norm=lambda: torch._foreach_norm(gradients),
     )
-    print(f"char_gpt, {len(gradients)} gradients, micro-batch of {batch}")
+    elements = sum(gradient.numel() for gradient in gradients)
+    print(f"char_gpt {width} wide: {len(gradients)} gradients, {elements:,} values, batch {batch}")
     for name, took in found.items():
         print(f"  {name:58} {took * 1e6:9.1f} us")
     said("default / micro-batch", found["default"] / found["micro_batch"] * 100, 1.0, "%")
@@ -101,8 +102,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     histogram(arguments.elements, arguments.rounds)
-    for batch in (1, 4):
-        flags(arguments.rounds * 3, batch)
+    flags(arguments.rounds * 3, batch=4, width=64, layers=2)
+    flags(arguments.rounds, batch=4, width=256, layers=4)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def _accumulated(roots: Any) -> dict[int, int]:
         for following, _ in node.next_functions:
             if following is None:
                 continue
-            variable = getattr(following, "variable", None)
-            if isinstance(variable, torch.Tensor):
-                identity = id(variable)
+            # By its type: a node of the script's own may have an attribute of any name.
+            if type(following).__name__ == "AccumulateGrad":
+                identity = id(following.variable)
                 found[identity] = min(found.get(identity, number), number)
             elif following not in seen:
                 seen.add(following)

@@ -5,7 +5,6 @@ left out. Called by `locating` after an overflow and by `micro_flags` within a w
 """
 
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -107,17 +106,14 @@ def whole_sum(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 class Watched:
-    """The parameters of one optimizer, sorted once so that watching them takes little.
+    """How the gradients of one optimizer can be watched, found out once so that it takes little.
 
-    Takes for granted what the first look found of their gradients: dense, of one type and device
-    (`plain`). Held weakly: whoever drops a model gets its memory back.
+    `plain`: dense, of one type, on one device; later looks take that for granted.
     """
 
     def __init__(self, optimizer: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._count = len(parameters)
-        self._small = [weakref.ref(p) for p in parameters if p.numel() <= WHOLE]
-        self._large = [weakref.ref(p) for p in parameters if p.numel() > WHOLE]
         gradients = [p.grad for p in parameters if p.grad is not None]
         kinds = {(type(g), g.layout, g.device, g.dtype) for g in gradients}
         first = gradients[0] if gradients else None
@@ -135,22 +131,26 @@ class Watched:
         return sum(len(group["params"]) for group in optimizer.param_groups) == self._count
 
     @torch.no_grad()
-    def look(self) -> torch.Tensor | None:
+    def look(self, optimizer: Any) -> torch.Tensor | None:
         """As `watched_sum` of the gradients that are there now."""
-        pieces = _gradients(self._small)
-        pieces += [g.as_strided((BLOCK,), (1,)) for g in _gradients(self._large)]
+        pieces = [
+            g if g.numel() <= WHOLE else g.as_strided((BLOCK,), (1,))
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if (g := p.grad) is not None
+        ]
         return torch._C._nn.flatten_dense_tensors(pieces).sum() if pieces else None
 
     @torch.no_grad()
-    def look_at_all(self) -> tuple[torch.Tensor, ...]:
+    def look_at_all(self, optimizer: Any) -> tuple[torch.Tensor, ...]:
         """The norms of the gradients that are there now: finite where all of a gradient is."""
-        gradients = _gradients(self._small) + _gradients(self._large)
+        gradients = [
+            g
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if (g := p.grad) is not None
+        ]
         return tuple(torch._foreach_norm(gradients)) if gradients else ()
-
-
-def _gradients(references: list[Any]) -> list[torch.Tensor]:
-    alive = [reference() for reference in references]
-    return [g for p in alive if p is not None and (g := p.grad) is not None]
 
 
 def _sum(pieces: list[torch.Tensor]) -> torch.Tensor | None:

@@ -145,6 +145,8 @@ class GradientWatch:
 
     def _weights_of(self, parameter: Any) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
         values = parameter.detach()
+        if values.is_complex():
+            values = torch.view_as_real(values)
         places = places_of(values, WEIGHTS, self._generator(values.device))
         return values, places, take(values, places).float().clone()
 

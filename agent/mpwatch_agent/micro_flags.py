@@ -100,7 +100,8 @@ class MicroFlags:
         if watched is None or not watched.is_of(optimizer):
             watched = self._watched[track.serial] = Watched(optimizer)
         if watched.plain:
-            return watched.look_at_all() if self.everything(step) else watched.look()
+            everything = self.everything(step)
+            return watched.look_at_all(optimizer) if everything else watched.look(optimizer)
         values = watched_values(optimizer)
         return whole_sum(values) if self.everything(step) else watched_sum(values)
 
