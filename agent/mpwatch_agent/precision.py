@@ -216,18 +216,20 @@ class Precision(Part):
         flight.decide(optimizer)
 
     def swallows_step(self, optimizer: Any, arguments: Arguments) -> bool:
-        """Never; but here a step shows how it is called."""
+        self.step_called(optimizer, arguments)
+        return False
+
+    def step_called(self, optimizer: Any, arguments: Arguments) -> None:
         args, kwargs = arguments
         closure = (args and callable(args[0])) or callable(kwargs.get("closure"))
         self._closures = self._closures or closure
         if self.state == "off" or self.flight is None:
-            return False
+            return
         if closure:
             self.give_back(_CLOSURE)
         elif _graph_task() != -1:
             self._later = "an optimizer steps inside the backward"
             self.flight.land_one(optimizer)
-        return False
 
     # --- the end of it ------------------------------------------------------------------------
 
