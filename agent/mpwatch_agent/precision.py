@@ -13,6 +13,8 @@ from mpwatch.events import PrecisionApplied, PrecisionRefused
 from mpwatch.vocabulary import clean_text
 from mpwatch_agent import casting
 from mpwatch_agent.in_flight import GradientsInFlight
+from mpwatch_agent.leaves import LeafWatch
+from mpwatch_agent.owners import Owners
 from mpwatch_agent.root_forwards import RootForwards
 from mpwatch_agent.scale_reports import ScaleReports
 from mpwatch_agent.scaler_presets import PRESETS, Policy
@@ -125,7 +127,7 @@ class Precision(Part):
             if not self.forwards.count:
                 self.give_back(self._no_root())
                 return arguments
-            self._say_applied()
+            self._say_applied(self._unowned(arguments))
         refusal = "" if self.flight is None else self._unscalable()
         if refusal:
             self.give_back(refusal)
@@ -149,9 +151,22 @@ class Precision(Part):
             " (model.compile(), called only inside compiled code, or not as model(...)?)" + notes
         )
 
-    def _say_applied(self) -> None:
+    def _unowned(self, arguments: Arguments) -> list[str]:
+        """A leaf whose gradient will carry the scale for good, looked for in the first backward."""
+        if self.flight is None or self._mode == "O2":
+            # (Copies of weights are nobody's either.)
+            return []
+        args, kwargs = arguments
+        tensors = args[0] if args else kwargs.get("tensors")
+        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        reason = LeafWatch().look(roots, None, Owners(self._loop.tracks).leaves())
+        return [] if reason is None else [f"{reason}: that gradient carries the loss scale"]
+
+    def _say_applied(self, notes: list[str]) -> None:
         self.state = "on"
-        notes = [f"{name} outputs are left in {self._dtype}" for name in sorted(self.forwards.left)]
+        notes = notes + [
+            f"{name} outputs are left in {self._dtype}" for name in sorted(self.forwards.left)
+        ]
         policy = None if self.flight is None else self.flight.scaler.policy.name
         if self._policy is not None and policy is None:
             notes.append(
@@ -195,7 +210,7 @@ class Precision(Part):
             if not self.forwards.count:
                 self.give_back(self._no_root())
             elif flight is None:
-                self._say_applied()
+                self._say_applied([])
             else:
                 self.give_back("gradients come from autograd.grad, which is not scaled")
         if self.state != "on" or flight is None or self._later:
