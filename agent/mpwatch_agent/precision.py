@@ -90,10 +90,12 @@ class Precision(Part):
     def _look_for_scaler(self) -> str:
         """Why a GradScaler of the script's speaks against this, before its first use shows it."""
         self._looked_for_scaler = True
-        kind = torch.amp.GradScaler
-        # By type: asking a lazy proxy for its class could import things.
-        found = [o for o in gc.get_objects() if issubclass(type(o), kind) and o._enabled]
-        if not found:
+        kinds = [torch.amp.GradScaler]
+        for kind in kinds:
+            kinds.extend(kind.__subclasses__())
+        # Instances refer to their class. By type: asking a lazy proxy for its class could import.
+        found = [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
+        if not any(scaler._enabled for scaler in found):
             return ""
         self._script_scales = self._policy is not None
         return "" if self._script_scales else _OWN_SCALER
