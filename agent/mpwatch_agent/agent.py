@@ -22,7 +22,7 @@ from mpwatch.events import (
     HookDisabled,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
-from mpwatch_agent import asked, binding, hooks
+from mpwatch_agent import adopting, asked, binding, hooks
 from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
@@ -114,9 +114,11 @@ class Agent:
         self._gradients_whole = self.guard_steering(
             "steering at whole gradients", self.steering.gradients_whole
         )
+        self._let_go = self.guard("steering at the end of watching", self.steering.abandon)
         self._loop_known = self.guard_steering(
             "steering once the loop is known", self.steering.loop_known
         )
+        self.wishes = settings
         asked.put_on(self, settings)
         self._forward_steered = self.guard_steering(
             "steering at a forward", self.steering.forward_begins
@@ -146,21 +148,7 @@ class Agent:
             return
         self._adopted.append(weakref.ref(optimizer))
         self.optimizer_made(optimizer)
-        if not getattr(type(optimizer).step, "mpwatch_sees", False):
-            begins = self.guard("step of an adopted optimizer", self.step_begins)
-            ends = self.guard("end of step of an adopted optimizer", self.step_ends)
-            gate = self.gate
-
-            def before(adopted: Any, args: Any, kwargs: Any) -> None:
-                if gate.open:
-                    begins(adopted)
-
-            def after(adopted: Any, args: Any, kwargs: Any) -> None:
-                if gate.open:
-                    ends(adopted, True)
-
-            self._handles.append(optimizer.register_step_pre_hook(before))
-            self._handles.append(optimizer.register_step_post_hook(after))
+        self._handles.extend(adopting.adopt(self, optimizer))
 
     def hook_as_well(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put on a hook that only something asked for needs, once."""
@@ -187,6 +175,8 @@ class Agent:
 
     def remove(self) -> None:
         """Take every hook off again; what was seen stays reported."""
+        if self.gate.steers:
+            self._let_go("the loop is not watched any more")
         self.gate.open = False
         self.accumulating.release()
         self._table.restore()

@@ -40,7 +40,7 @@ def put_on(agent: "Agent", settings: Mapping[str, Any]) -> None:
         agent.hook_as_well(torch.autocast, "__enter__", hooks_edges.autocast(agent, entered))
         agent.roots.found = agent.guard_steering("steering at a root", agent.steering.root_found)
         agent.roots.lost = agent.guard_steering("steering without roots", agent.steering.roots_lost)
-    if policy is not None:
+    if policy is not None and _part(agent, ReplacedScaler) is None:
         replace_policy(agent, policy)
     action = settings.get("on_nonfinite")
     if action is not None:
@@ -49,6 +49,21 @@ def put_on(agent: "Agent", settings: Mapping[str, Any]) -> None:
         if action in ACTIONS_TO_COME:
             raise ValueError(f"on_nonfinite {action} is not built into this version")
         agent.steering.add(OnNonfinite(agent, action))
+
+
+def ask_again(agent: "Agent", wishes: Mapping[str, Any]) -> None:
+    """Add what a call of `watch()` asks for; asking the same again changes nothing.
+
+    Raises:
+        ValueError: a value that is not allowed, or another one than before.
+    """
+    new = {key: value for key, value in wishes.items() if agent.wishes.get(key) != value}
+    known = [key for key in new if agent.wishes.get(key) is not None]
+    if known:
+        raise ValueError(f"{known[0]} is {agent.wishes[known[0]]!r} in this loop already")
+    if new:
+        put_on(agent, {**new, "scaler": wishes.get("scaler")})
+        agent.wishes.update(new)
 
 
 def replace_policy(agent: "Agent", policy: Policy) -> ReplacedScaler:

@@ -13,6 +13,8 @@ from mpwatch.events import PrecisionApplied, PrecisionRefused
 from mpwatch.vocabulary import clean_text
 from mpwatch_agent import casting
 from mpwatch_agent.in_flight import GradientsInFlight
+from mpwatch_agent.leaves import LeafWatch
+from mpwatch_agent.owners import Owners
 from mpwatch_agent.root_forwards import RootForwards
 from mpwatch_agent.scale_reports import ScaleReports
 from mpwatch_agent.scaler_presets import PRESETS, Policy
@@ -88,10 +90,12 @@ class Precision(Part):
     def _look_for_scaler(self) -> str:
         """Why a GradScaler of the script's speaks against this, before its first use shows it."""
         self._looked_for_scaler = True
-        kind = torch.amp.GradScaler
-        # By type: asking a lazy proxy for its class could import things.
-        found = [o for o in gc.get_objects() if issubclass(type(o), kind) and o._enabled]
-        if not found:
+        kinds = [torch.amp.GradScaler]
+        for kind in kinds:
+            kinds.extend(kind.__subclasses__())
+        # Instances refer to their class. By type: asking a lazy proxy for its class could import.
+        found = [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
+        if not any(scaler._enabled for scaler in found):
             return ""
         self._script_scales = self._policy is not None
         return "" if self._script_scales else _OWN_SCALER
@@ -125,7 +129,7 @@ class Precision(Part):
             if not self.forwards.count:
                 self.give_back(self._no_root())
                 return arguments
-            self._say_applied()
+            self._say_applied(self._unowned(arguments))
         refusal = "" if self.flight is None else self._unscalable()
         if refusal:
             self.give_back(refusal)
@@ -149,9 +153,22 @@ class Precision(Part):
             " (model.compile(), called only inside compiled code, or not as model(...)?)" + notes
         )
 
-    def _say_applied(self) -> None:
+    def _unowned(self, arguments: Arguments) -> list[str]:
+        """A leaf whose gradient will carry the scale for good, looked for in the first backward."""
+        if self.flight is None or self._mode == "O2":
+            # (Copies of weights are nobody's either.)
+            return []
+        args, kwargs = arguments
+        tensors = args[0] if args else kwargs.get("tensors")
+        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        reason = LeafWatch().look(roots, None, Owners(self._loop.tracks).leaves())
+        return [] if reason is None else [f"{reason}: that gradient carries the loss scale"]
+
+    def _say_applied(self, notes: list[str]) -> None:
         self.state = "on"
-        notes = [f"{name} outputs are left in {self._dtype}" for name in sorted(self.forwards.left)]
+        notes = notes + [
+            f"{name} outputs are left in {self._dtype}" for name in sorted(self.forwards.left)
+        ]
         policy = None if self.flight is None else self.flight.scaler.policy.name
         if self._policy is not None and policy is None:
             notes.append(
@@ -195,7 +212,7 @@ class Precision(Part):
             if not self.forwards.count:
                 self.give_back(self._no_root())
             elif flight is None:
-                self._say_applied()
+                self._say_applied([])
             else:
                 self.give_back("gradients come from autograd.grad, which is not scaled")
         if self.state != "on" or flight is None or self._later:
@@ -216,18 +233,20 @@ class Precision(Part):
         flight.decide(optimizer)
 
     def swallows_step(self, optimizer: Any, arguments: Arguments) -> bool:
-        """Never; but here a step shows how it is called."""
+        self.step_called(optimizer, arguments)
+        return False
+
+    def step_called(self, optimizer: Any, arguments: Arguments) -> None:
         args, kwargs = arguments
         closure = (args and callable(args[0])) or callable(kwargs.get("closure"))
         self._closures = self._closures or closure
         if self.state == "off" or self.flight is None:
-            return False
+            return
         if closure:
             self.give_back(_CLOSURE)
         elif _graph_task() != -1:
             self._later = "an optimizer steps inside the backward"
             self.flight.land_one(optimizer)
-        return False
 
     # --- the end of it ------------------------------------------------------------------------
 

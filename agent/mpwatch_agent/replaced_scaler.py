@@ -63,7 +63,8 @@ class ReplacedScaler(Part):
         note = ""
         if scaler in self._loaded or scaler._scale is not None:
             note = "goes on from the scale that the script's scaler has"
-            self._adopt(taken, scaler)
+            # Clean windows count where a state was loaded; those before a change of rules do not.
+            self._adopt(taken, scaler, counts=scaler in self._loaded)
         else:
             # Not used yet: torch makes its tensor of this when the first loss comes.
             scaler._init_scale = taken.scaler.scale
@@ -87,11 +88,12 @@ class ReplacedScaler(Part):
             if taken.ref() is scaler:
                 self._adopt(taken, scaler)
 
-    def _adopt(self, taken: _Taken, scaler: Any) -> None:
+    def _adopt(self, taken: _Taken, scaler: Any, *, counts: bool = True) -> None:
         scale = scaler.get_scale()
         if not math.isfinite(scale):
             scale = self._policy.init_scale
-        taken.scaler.adopt(min(max(scale, LOWEST), HIGHEST), scaler._get_growth_tracker())
+        clean = scaler._get_growth_tracker() if counts else 0
+        taken.scaler.adopt(min(max(scale, LOWEST), HIGHEST), clean)
         self._write(taken, scaler)
 
     def _write(self, taken: _Taken, scaler: Any) -> None:

@@ -46,6 +46,9 @@ class Part:
         """Whether `Optimizer.step` is to do nothing (and return None)."""
         return False
 
+    def step_called(self, optimizer: Any, arguments: Arguments) -> None:
+        """An adopted optimizer's step, which nobody can swallow, is called like this."""
+
     def step_begins(self, optimizer: Any) -> None:
         """An `Optimizer.step` that is not swallowed begins."""
 
@@ -139,6 +142,10 @@ class Steering:
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
+
+    def step_called(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for part in self.parts:
+            part.step_called(optimizer, (args, kwargs))
 
     def step_begins(self, optimizer: Any) -> None:
         for part in self.parts:
