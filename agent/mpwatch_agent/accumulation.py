@@ -189,7 +189,7 @@ class Accumulation(Part):
 
     def step_swallowed(self, track: OptimizerTrack) -> bool:
         """Whether what follows the step of `track` once per update belongs to no update."""
-        if track.has_open:
+        if track.has_fresh:
             return self.will_swallow(track.ref())
         return self.last_swallowed.get(track.serial, False)
 

@@ -51,7 +51,7 @@ class Schedules:
         if schedule is None:
             schedule = self._known[scheduler] = Schedule()
         track = self._loop.tracks.of(optimizer)
-        position = self._part.script_windows.get(track.serial, 0) + track.has_open
+        position = self._part.script_windows.get(track.serial, 0) + track.has_fresh
         moved, schedule.position = position - schedule.position, position
         if moved > 1 or any(value is not None for value in (*args, *kwargs.values())):
             # Windows passed without it, or it is told where it stands: not once per window.
@@ -89,6 +89,8 @@ def _initial(scheduler: Any) -> bool:
 
 def length_of(scheduler: Any) -> int | None:
     """After how many of its own steps a schedule has come to its end; None: it never does."""
+    if getattr(scheduler, "end_factor", 0) >= getattr(scheduler, "start_factor", 1):
+        return None  # a warm-up: nothing ends with it
     for name in _LENGTHS:
         value = getattr(scheduler, name, None)
         if isinstance(value, int) and value > 1:
@@ -99,7 +101,10 @@ def length_of(scheduler: Any) -> int | None:
     inner = getattr(scheduler, "_schedulers", None)
     if not inner:
         return None
-    begun = [0, *getattr(scheduler, "_milestones", [])]
     lengths = [length_of(each) for each in inner]
+    milestones = getattr(scheduler, "_milestones", None)
+    if milestones and lengths[-1] is None:
+        return None
+    begun = [0, *milestones] if milestones else [0] * len(inner)
     known = [s + n for s, n in zip(begun, lengths, strict=False) if n is not None]
     return max(known, default=None)

@@ -122,6 +122,11 @@ class OptimizerTrack:
         """Whether a backward has reached this optimizer since its last step, swallowed or not."""
         return len(self.window) > self.banked
 
+    @property
+    def has_fresh(self) -> bool:
+        """As `has_open`, of a micro-batch that no step of any optimizer has used yet."""
+        return any(not micro.consumed for micro in self.window[self.banked :])
+
     def take_window(self) -> list[MicroBatch]:
         """End the window at a step."""
         self.bank()

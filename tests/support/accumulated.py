@@ -124,6 +124,7 @@ def gan():
     od = torch.optim.Adam(d.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, backoff_factor=2.0**-4)
     ones, zeros = torch.ones(6, 1), torch.zeros(6, 1)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 1, 0.9) for o in (od, og)]
     kept = None
     for i, real in enumerate(batches(), 1):
         noise = real[:, 2:]
@@ -152,7 +153,12 @@ def gan():
         if last:
             scaler.step(og)
             scaler.update()
-    return digest(g.state_dict(), d.state_dict(), og.state_dict()["state"], scaler.state_dict())
+            for scheduler in schedulers:
+                scheduler.step()
+    rates = [scheduler.get_last_lr() for scheduler in schedulers]
+    return digest(
+        g.state_dict(), d.state_dict(), og.state_dict()["state"], scaler.state_dict(), rates
+    )
 
 
 def zeroing(how):
