@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from mpwatch_agent import rates
+from mpwatch_agent.schedules import length_of
 from tests.support.agent_runs import listening, specification
 from tests.support.forge import Forge
 
@@ -72,3 +74,20 @@ def test_a_script_finds_the_rate_that_it_wrote(tmp_path: Path, forge: Forge) -> 
     # The real steps are the fourth and the eighth: their rates, times four, over four.
     assert found == pytest.approx([8, *[-0.5 / 4] * 4, *[-0.5 / 8] * 4])
     assert [step.learning_rates for step in listener.steps()] == [(0.5,), (0.25,)]
+
+
+def test_where_a_schedule_ends() -> None:
+    schedulers = torch.optim.lr_scheduler
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    one = optimizer()
+    warm_up = schedulers.LinearLR(one, 0.1, total_iters=5)
+    cosine = schedulers.CosineAnnealingLR(one, 95)
+    assert length_of(schedulers.SequentialLR(one, [warm_up, cosine], [5])) == 100
+    assert length_of(warm_up) is None
+    assert length_of(schedulers.LinearLR(optimizer(), 1.0, 0.1, 50)) == 50
+    assert length_of(schedulers.MultiStepLR(optimizer(), [3, 9])) == 9
+    assert length_of(schedulers.OneCycleLR(optimizer(), 0.1, total_steps=77)) == 77
+    assert length_of(schedulers.StepLR(optimizer(), 3)) is None
