@@ -84,6 +84,11 @@ class Accumulating:
         if found is not None:
             self._agent.observing.diagnoser.raise_(found)
 
+    def prepare(self) -> None:
+        """A change of K waits: begin to watch, also where no forward will ask for it."""
+        if self.part is None:
+            self.begin(1)
+
     def release(self) -> None:
         """The hooks come off: gradients of an open window are the script's own again."""
         part = self.part

@@ -109,6 +109,7 @@ class Agent:
         self._table = PatchTable()
         self.accumulating = Accumulating(self, settings)
         self.boundary.defers = self.accumulating.command
+        self.boundary.prepares = self.accumulating.prepare
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
         self._gradients_whole = self.guard_steering(

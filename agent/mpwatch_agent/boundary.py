@@ -58,6 +58,7 @@ class Boundary:
         # Commands that wait for the next training forward, and who decides about them there: a
         # note when applied, None to be asked again, ValueError to refuse.
         self.defers: Callable[[commands.SetAccumulation], str | None] | None = None
+        self.prepares: Callable[[], None] | None = None
         self._deferred: list[tuple[str, commands.SetAccumulation]] = []
         self._stops = 0
         self._steps_at_stop = -1
@@ -88,6 +89,8 @@ class Boundary:
             self._take_commands()
             if self._paused is not None:
                 self._wait()
+        if self._deferred and self.prepares is not None:
+            self.prepares()
         limit = self._max_steps
         if limit is not None and self._loop.steps >= limit and self.stop_reason is None:
             self._stop("max_steps")
