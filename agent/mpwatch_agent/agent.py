@@ -187,7 +187,7 @@ class Agent:
         self.loop.tracks.of(optimizer)
         self.loop.lazy = self.faults is None and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
-        self.observing.locator.order.forget()
+        self.observing.optimizer_made()
 
     def backward_begins(self, tensors: Any) -> None:
         """A backward begins where faults are injected; elsewhere the loop is told directly."""
@@ -233,7 +233,7 @@ class Agent:
 
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
-            self.observing.unscale_begins(scaler, optimizer)
+            self.observing.diagnoser.unscale_begins(scaler, optimizer)
             self._before_update(optimizer)
             self.loop.still_scaled = False
 
