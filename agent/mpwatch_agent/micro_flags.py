@@ -67,22 +67,23 @@ class MicroFlags:
         self, tracks: Sequence[OptimizerTrack], micro: MicroBatch, step: int
     ) -> None:
         """A backward of `micro` has added to the gradients of (some of) `tracks`."""
+        if len(tracks) == 1 and tracks[0].usual_window == 1:
+            return
+        if self._windows % self.stride and not self.everything(step):
+            return
         now = _clock()
         if self._last_end is not None:
             self._micro_s += now - self._last_end
         for track in tracks:
-            if track.last_micro is micro and self._is_watched(track, step):
+            if track.last_micro is micro and self._is_watched(track):
                 self._flag(track, micro, step)
         self._last_end = _clock()
 
-    def _is_watched(self, track: OptimizerTrack, step: int) -> bool:
+    def _is_watched(self, track: OptimizerTrack) -> bool:
         if self.mode == "off" or track.usual_window == 1:
             return False
-        position = len(track.window) - 1
-        if track.usual_window and position == track.usual_window - 1:
-            # The last of the window: what is left to see is there when the window is looked at.
-            return False
-        return self.everything(step) or self._windows % self.stride == 0
+        # After the last one of a window, what is left to see is there when the window is over.
+        return not track.usual_window or len(track.window) != track.usual_window
 
     def _flag(self, track: OptimizerTrack, micro: MicroBatch, step: int) -> None:
         start = _clock()
@@ -112,15 +113,17 @@ class MicroFlags:
             What watching it took, in microseconds per micro-batch; None where it was not.
         """
         spent, self._window_s = self._window_s, 0.0
-        self._limit()
+        self._windows += 1
+        self._last_end = None
+        if self._windows % GRACE_WINDOWS == 0:
+            self._limit()
         return spent / micro_batches * 1e6 if spent and micro_batches else None
 
     def _limit(self) -> None:
-        self._windows += 1
-        self._last_end = None
-        if self._windows % GRACE_WINDOWS or not self._micro_s:
+        if not self._micro_s:
             return
-        share = self._spent_s / self._micro_s
+        # Both were measured in watched windows only.
+        share = self._spent_s / self._micro_s / self.stride
         if share > MOST:
             self.stride = min(MAX_STRIDE, self.stride * 2)
         elif share < MOST / 4 and self.stride > 1:
