@@ -194,7 +194,7 @@ class Agent:
         self.loop.tracks.of(optimizer)
         self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
-        self.observing.locator.order.forget()
+        self.observing.optimizer_made()
 
     def _may_wait(self) -> bool:
         """Whether hooks may leave their work to the next one: nobody has to act in between."""
@@ -248,7 +248,7 @@ class Agent:
 
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         if scaler._enabled:
-            self.observing.unscale_begins(scaler, optimizer)
+            self.observing.diagnoser.unscale_begins(scaler, optimizer)
             self._before_update(optimizer)
             self.loop.still_scaled = False
 

@@ -11,6 +11,8 @@ import torch
 
 # A graph with more nodes than this is not walked to its end.
 MAX_NODES = 50_000
+# Graphs walked: the first backwards of a loop show all its losses.
+LOOKS = 4
 
 
 class BackwardOrder:
@@ -19,24 +21,23 @@ class BackwardOrder:
     def __init__(self) -> None:
         self._rank: dict[int, int] = {}
         self._looks = 0
+        # Whether there is a graph to be walked yet.
+        self.learning = True
 
     def learn(self, roots: Any) -> None:
         """Walk the graphs of `roots`, what was passed to `backward`."""
         self._looks += 1
+        self.learning = self._looks < LOOKS
         found = _accumulated(roots if isinstance(roots, list | tuple) else (roots,))
         ordered = sorted(found, key=found.__getitem__, reverse=True)
         known = len(self._rank)
         for position, identity in enumerate(ordered):
             self._rank.setdefault(identity, known + position)
 
-    def wants(self, most: int) -> bool:
-        """Whether fewer than `most` graphs have been walked."""
-        return self._looks < most
-
     def forget(self) -> None:
         """Other parameters have come: learn anew."""
         self._rank.clear()
-        self._looks = 0
+        self._looks, self.learning = 0, True
 
     def rank(self, parameter: Any) -> int | None:
         """The parameter's place, from 0 for the first that a backward reaches."""

@@ -69,12 +69,12 @@ def _write(target: Path, scene: Any, root: nn.Module, facts: dict[str, Any]) -> 
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {"rng": scene.random}
     arguments = _described([list(scene.arguments), scene.named or {}], tensors)
-    enabled, dtype = scene.autocast
+    dtype = torch.get_autocast_dtype("cpu")
     described = {
         "format": FORMAT,
         "root": type(root).__name__,
         "arguments": arguments,
-        "autocast": str(dtype).removeprefix("torch.") if enabled else None,
+        "autocast": str(dtype).removeprefix("torch.") if scene.autocast else None,
         **facts,
     }
     save_file(_plain(tensors), target / "batch.safetensors")

@@ -48,11 +48,13 @@ class Diagnoser:
         self._overflows = 0
         self._rules = (SinkingScale(), BrokenForward(), ScheduleAhead())
         self._calls: deque[str] = deque(maxlen=CALLS)
-        self._checked: dict[int, int] = {}
+        # Optimizers that were looked at, by identity; forgotten when another one is made.
+        self._checked: set[int] = set()
         self._restored: set[int] = set()
         # (norm, scale) of a clip in this window that came before any unscale.
         self._clip: tuple[float | None, float | None] | None = None
         self._clips = 0
+        self._was_quiet = False
 
     def raise_(self, diagnosis: Diagnosis) -> None:
         """Say `diagnosis`, unless it was said in the same words."""
@@ -69,6 +71,17 @@ class Diagnoser:
             self._tell(event)
 
     # --- moments ----------------------------------------------------------------------------
+
+    def is_quiet(self, draft: StepDraft) -> bool:
+        """Whether a step like the quiet one before it has nothing to tell the rules."""
+        before, after = draft.scale_before, draft.scale_after
+        return (
+            self._was_quiet
+            and not draft.skipped_by_scaler
+            and draft.located is None
+            and (draft.found_inf is None or draft.found_inf == 0.0)
+            and not (type(before) is float and type(after) is float and after > before)
+        )
 
     def step_over(self, draft: StepDraft, located: OverflowLocated | None) -> None:
         """A step of any optimizer is over."""
@@ -94,6 +107,7 @@ class Diagnoser:
             learning_rates=draft.learning_rates,
             module="" if located is None or located.where != "forward" else located.module or "",
         )
+        self._was_quiet = seen.applied and not seen.overflowed and not seen.bad_loss
         for rule in self._rules:
             found = rule.step(seen)
             if found is not None:
@@ -102,8 +116,10 @@ class Diagnoser:
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         """`unscale_` of an enabled scaler, by the script or by the scaler's own step."""
         self._calls.append("unscale_")
-        self._clip_came_first()
-        self._look_once(optimizer, scaler)
+        if self._clip is not None:
+            self._clip_came_first()
+        if id(optimizer) not in self._checked:
+            self._look_once(optimizer, scaler)
 
     def unscale_failed(self, scaler: Any, optimizer: Any) -> None:
         """`unscale_` raised."""
@@ -116,8 +132,10 @@ class Diagnoser:
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` of an enabled scaler."""
         self._calls.append("scaler.step")
-        self._clip_came_first()
-        self._look_once(optimizer, scaler)
+        if self._clip is not None:
+            self._clip_came_first()
+        if id(optimizer) not in self._checked:
+            self._look_once(optimizer, scaler)
 
     def scaler_step_failed(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` raised."""
@@ -133,10 +151,14 @@ class Diagnoser:
         self._restored.add(id(scaler))
 
     def clipped(self, norm: Reading) -> None:
-        """A clip is about to change gradients, whose norm it has found."""
-        if self._loop.still_scaled and self._clip is None:
+        """A clip is about to change gradients that may carry the scale."""
+        if self._clip is None:
             value = norm.take() if isinstance(norm, Kept) else _number(norm)
             self._clip = (value, _number(self._loop.scale_reading()))
+
+    def window_over(self) -> None:
+        """A step has ended its window."""
+        self._clip = None
 
     def _clip_came_first(self) -> None:
         """What was clipped is unscaled only now: gradients did carry the scale."""
@@ -152,10 +174,13 @@ class Diagnoser:
         if track.steps == 0:
             self._raise_if(setup_checks.vanishing_eps(optimizer, self._roots))
 
+    def optimizer_made(self) -> None:
+        """An identity may be another optimizer's now."""
+        self._checked.clear()
+
     def step_concluded(self, track: "OptimizerTrack") -> None:
-        """A step has ended; the first ones of an optimizer: are its fp16 weights still finite?"""
-        self._clip = None
-        optimizer = track.ref() if track.steps <= UPDATES_LOOKED_AT else None
+        """One of the first steps of an optimizer has ended: are its fp16 weights still finite?"""
+        optimizer = track.ref()
         if optimizer is not None:
             self._raise_if(setup_checks.broken_update(optimizer, self._roots))
 
@@ -175,9 +200,7 @@ class Diagnoser:
 
     def _look_once(self, optimizer: Any, scaler: Any) -> None:
         track = self._loop.tracks.of(optimizer)
-        if self._checked.get(track.serial) == id(optimizer):
-            return
-        self._checked[track.serial] = id(optimizer)
+        self._checked.add(id(optimizer))
         self._raise_if(setup_checks.fp16_weights(optimizer, self._roots))
         if track.steps == 0 and id(scaler) not in self._restored:
             self._raise_if(setup_checks.scaler_not_restored(optimizer, scaler))

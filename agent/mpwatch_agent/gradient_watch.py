@@ -58,14 +58,10 @@ class GradientWatch:
         self._open: Sample | None = None
         self._arriving: list[tuple[Sample, Arrival]] = []
 
-    def due(self, track: OptimizerTrack) -> bool:
-        """Whether the window of `track` that is whole now is one to look at."""
-        every = self._sampling.gradients_every
-        if not every or (track.index is not None and track.index != 0):
-            return False
-        if track.index is None and self._loop.tracks.leader is not None:
-            return False
-        return track.steps == EARLY_STEP or (track.steps + 1) % every == 0
+    @property
+    def busy(self) -> bool:
+        """Whether a sample is under way."""
+        return self._open is not None or bool(self._arriving)
 
     def gradients_whole(self, track: OptimizerTrack, optimizer: Any) -> None:
         """Look at the gradients of a whole window."""

@@ -57,7 +57,6 @@ class HeadroomWatch:
         self._handles: list[Any] = []
         self._found: dict[str, torch.Tensor] = {}
         self._first: dict[str, float] = {}
-        self._looked_at_step = -1
         self._arriving: list[tuple[int, list[str], Arrival]] = []
 
     @property
@@ -65,10 +64,15 @@ class HeadroomWatch:
         """Whether the hooks are on."""
         return bool(self._handles)
 
+    @property
+    def busy(self) -> bool:
+        """Whether numbers are on their way."""
+        return bool(self._arriving)
+
     def due(self) -> bool:
-        """Whether the forward that begins now is one to look at."""
+        """Whether the step that begins now is one to look at."""
         every, steps = self._sampling.activations_every, self._loop.steps
-        if self._handles or not every or steps == self._looked_at_step or self._gate.modes:
+        if not every or self._gate.modes:
             return False
         return (steps + 1) % every == 0 or steps - self._loop.steps_before == EARLY_STEP
 
@@ -76,7 +80,6 @@ class HeadroomWatch:
         """Put hooks on the modules of `root`, which is about to run."""
         if self._gate.compiles or isinstance(root, torch.jit.ScriptModule):
             return
-        self._looked_at_step = self._loop.steps
         for name, module in root.named_modules():
             if getattr(module, "_compiled_call_impl", None) is None:
                 hook = _Look(self, name or type(root).__name__)

@@ -5,8 +5,8 @@ clip (which makes NaN of everything). On a CPU a number is there at once; elsewh
 step tells, which the scaler has waited for already. Costs nothing but a few reads until then.
 """
 
-import math
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # Losses of so many windows are remembered for verdicts.
 REMEMBERED = 20
-# Graphs walked for the order of the backward: the first windows of a loop show all its losses.
-ORDER_LOOKS = 4
 
 
 @dataclass
@@ -56,8 +54,10 @@ class Locator:
         # What running a forward again showed, by the identity of its micro-batch.
         self._forward: dict[int, verdicts.Findings] = {}
         self._pending: dict[int, Located] = {}
-        self._losses: list[float] = []
-        self._clean: list[float | None] = []
+        self._losses: deque[float] = deque(maxlen=REMEMBERED)
+        self._clean: deque[float | None] = deque(maxlen=1000)
+        # The scaler has looked at this window, on a CPU, and found nothing.
+        self._looked = False
         # By an optimizer's serial number: what was not finite at its last step, and whether the
         # script left it there.
         self._last_hit: dict[int, tuple[int, str, weakref.ref[Any]]] = {}
@@ -71,12 +71,15 @@ class Locator:
         scenes = self.witness.backward_begins()
         if self._last_hit:
             self._look_for_leftovers()
-        if self.order.wants(ORDER_LOOKS):
+        if self.order.learning:
             self.order.learn(tensors)
         if self.keeper is not None:
             self.keeper.hold(micro, scenes)
-        if _is_bad(micro):
-            self._forward[id(micro)] = self.witness.findings(scenes, self._loop.steps)
+        for loss in micro.losses:
+            # A finite number minus itself is 0.0.
+            if type(loss) is float and loss - loss != 0.0:
+                self._forward[id(micro)] = self.witness.findings(scenes, self._loop.steps)
+                break
 
     def _look_for_leftovers(self) -> None:
         """Before the first backward after an overflow: are its gradients still there?"""
@@ -97,34 +100,44 @@ class Locator:
 
     def gradients_whole(self, track: OptimizerTrack, optimizer: Any, norm: Any) -> None:
         """A window is whole; `norm` is its sampled norm where there is one."""
-        self._clipped = False
-        # What a window that came to no step had shown is over with it.
-        self._pending.pop(track.serial, None)
-        bad = type(norm) is float and not math.isfinite(norm)
-        if bad or any(_is_bad(micro) for micro in track.window):
+        self._clipped = self._looked = False
+        if self._pending:
+            # What a window that came to no step had shown is over with it.
+            self._pending.pop(track.serial, None)
+        if self._forward or (type(norm) is float and norm - norm != 0.0):
             self.locate(track, optimizer, track.window)
+            self._forward.clear()
 
     def unscaled(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.unscale_` returned: what it found is known on a CPU."""
-        found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-        if all(each.is_cpu for each in found) and any(each.item() for each in found):
-            track = self._loop.tracks.of(optimizer)
-            self.locate(track, optimizer, track.window)
+        for found in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            if not found.is_cpu:
+                return
+            if found.item():
+                track = self._loop.tracks.of(optimizer)
+                self.locate(track, optimizer, track.window)
+                return
+        self._looked = True
 
     def clip_ended(self, norm: Any) -> None:
         """A clip knows its norm; where this torch allows it, it has changed nothing yet."""
-        value = norm.take() if isinstance(norm, Kept) else norm
-        if type(value) is not float or math.isfinite(value):
-            self._clipped = self._clipped or value is None
+        if self._looked:
+            return
+        value = norm.take() if type(norm) is Kept else norm
+        if type(value) is not float:
+            self._clipped = True
+            return
+        if value - value == 0.0:
             return
         for track in self._loop.tracks.live:
             optimizer = track.ref()
-            if track.whole and optimizer is not None and track.serial not in self._pending:
+            if track.whole and optimizer is not None:
                 self.locate(track, optimizer, track.window)
 
     def step_concluded(self, track: OptimizerTrack, draft: StepDraft) -> None:
         """The window of `track` has ended at a step: what was found belongs to it."""
-        draft.located = self._pending.pop(track.serial, None)
+        if self._pending:
+            draft.located = self._pending.pop(track.serial, None)
 
     def step_over(self, draft: StepDraft) -> Event | None:
         """A step is over. Returns what is to be said of it, after the step itself."""
@@ -140,7 +153,7 @@ class Locator:
             if self.keeper is not None:
                 self.keeper.window_over()
             draft.locate_us = self.flags.window_over(len(draft.window))
-            self._remember(draft, located is not None)
+            self.remember(draft, located is not None)
         if located is None:
             return None
         self.flags.arm(draft.step)
@@ -153,18 +166,29 @@ class Locator:
             **located.fields,
         )
 
-    def _remember(self, draft: StepDraft, overflowed: bool) -> None:
-        scale = draft.scale_before if isinstance(draft.scale_before, float) else None
+    def has_bad_loss(self, draft: StepDraft) -> bool:
+        """Whether a loss of this step was not finite; where not, the step is remembered."""
+        if any(_is_bad(micro) for micro in draft.window):
+            return True
+        self.remember(draft, overflowed=False)
+        return False
+
+    def remember(self, draft: StepDraft, overflowed: bool) -> None:
+        """Keep the scale and the mean loss of a step of the leader, for verdicts to come."""
         if overflowed:
             self._clean.clear()
         else:
-            self._clean.append(scale)
-            del self._clean[:-1000]
-        losses = [micro.losses[-1] for micro in draft.window if micro.losses]
-        known = [each for each in losses if isinstance(each, float) and math.isfinite(each)]
-        if known and len(known) == len(losses):
-            self._losses.append(sum(known) / len(known))
-            del self._losses[:-REMEMBERED]
+            scale = draft.scale_before
+            self._clean.append(scale if type(scale) is float else None)
+        total, known = 0.0, 0
+        for micro in draft.window:
+            loss = micro.losses[-1] if micro.losses else None
+            if type(loss) is not float or loss - loss != 0.0:
+                return
+            total += loss
+            known += 1
+        if known:
+            self._losses.append(total / known)
 
     # --- what is found ----------------------------------------------------------------------
 

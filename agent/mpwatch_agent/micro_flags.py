@@ -112,13 +112,14 @@ class MicroFlags:
             What watching it took, in microseconds per micro-batch; None where it was not.
         """
         spent, self._window_s = self._window_s, 0.0
-        self._limit()
+        self._windows += 1
+        self._last_end = None
+        if self._windows % GRACE_WINDOWS == 0:
+            self._limit()
         return spent / micro_batches * 1e6 if spent and micro_batches else None
 
     def _limit(self) -> None:
-        self._windows += 1
-        self._last_end = None
-        if self._windows % GRACE_WINDOWS or not self._micro_s:
+        if not self._micro_s:
             return
         share = self._spent_s / self._micro_s
         if share > MOST:

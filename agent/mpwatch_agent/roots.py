@@ -49,7 +49,7 @@ class RootHook:
             return
         training = module.training and torch.is_grad_enabled()
         if training and loop.sees_forward is not None:
-            loop.sees_forward(module, arguments, named)
+            loop.sees_forward(self._module, arguments, named)
         inside = loop.ended_at is not None or loop.windows.unstepped
         if training and inside and loop.lazy and loop.forward is None and not gate.modes:
             # Inside a window no command can act: note it, the backward's hook does the rest.
@@ -165,7 +165,7 @@ class Roots:
             self.stop_search()
         # The hook just put on misses this very call.
         if self._loop.sees_forward is not None:
-            self._loop.sees_forward(module, arguments, None)
+            self._loop.sees_forward(self._roots[-1], arguments, None)
         training = torch.is_grad_enabled() and module.training
         stop = self._begins(_clock(), training, arguments)
         if stop is None and self.found is not None and not _compiled_in_place(module):

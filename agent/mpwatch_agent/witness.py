@@ -5,8 +5,7 @@ The names of modules come from the second run (`rerun`, `forward_trace`).
 """
 
 import sys
-import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,20 +18,22 @@ from mpwatch_agent.verdicts import Findings
 # Forwards are run again for the first so many losses that are not finite, then at most once in so
 # many steps.
 ALWAYS, THEN_EVERY = 3, 20
+_random_state = torch.default_generator.get_state
+_autocasts = torch.is_autocast_enabled
 
 
-class Scene:
-    """One forward as it began: who, with what, with which random numbers and autocast."""
+class Scene(NamedTuple):
+    """One forward as it began: who, with what, with which random numbers and autocast.
 
-    __slots__ = ("arguments", "autocast", "named", "random", "root", "versions")
+    `version` is that of the first argument, to see that it was changed in place.
+    """
 
-    def __init__(self, root: nn.Module, arguments: Any, named: Any) -> None:
-        self.root = weakref.ref(root)
-        self.arguments = arguments
-        self.named = named
-        self.random = torch.default_generator.get_state()
-        self.autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-        self.versions = versions_of(arguments, named)
+    root: Any
+    arguments: Any
+    named: Any
+    random: torch.Tensor
+    autocast: bool
+    version: int | None
 
 
 class Witness:
@@ -46,16 +47,24 @@ class Witness:
         # Whether the newest forward began under autocast.
         self.autocast = False
 
-    def forward_begins(self, root: nn.Module, arguments: Any, named: Any) -> None:
-        """A training forward of a root begins. Cheap: called for every micro-batch."""
-        scene = self._scenes[id(root)] = Scene(root, arguments, named)
-        self.autocast = scene.autocast[0] or torch.is_autocast_enabled("cuda")
+    def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
+        """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
+        first = arguments[0] if arguments else None
+        self._scenes[id(root)] = Scene(
+            root,
+            arguments,
+            named,
+            _random_state(),
+            _autocasts("cpu"),
+            first._version if type(first) is torch.Tensor else None,
+        )
 
     def backward_begins(self) -> list[Scene]:
         """The backward begins: the forwards are over, and nothing of them is held any more."""
         if not self._scenes:
             return []
         scenes, self._scenes = list(self._scenes.values()), {}
+        self.autocast = scenes[-1].autocast
         return scenes
 
     def findings(self, scenes: list[Scene], step: int) -> Findings:
@@ -91,7 +100,8 @@ class Witness:
         """Run the forward of `scene` again, traced, and leave nothing of it."""
         trace = ForwardTrace(root)
         trace.look_at_inputs((scene.arguments, scene.named))
-        autocast = autocast_like(scene.autocast, "cpu")
+        dtype = torch.get_autocast_dtype("cpu")
+        autocast = autocast_like((scene.autocast, dtype), "cpu")
         with undone(root, RandomStates(scene.random)), autocast():
             # Our hooks see this call as well; the gate is closed to it.
             self._gate.open = False
@@ -119,22 +129,9 @@ def _tell(found: Findings, trace: ForwardTrace) -> None:
         )
 
 
-def versions_of(*values: Any) -> list[tuple[Any, int]]:
-    """(weak reference, version) of each tensor among arguments, to see changes in place."""
-    found: list[tuple[Any, int]] = []
-    for value in values:
-        items = value.values() if type(value) is dict else value or ()
-        found.extend(
-            (weakref.ref(item), item._version) for item in items if type(item) is torch.Tensor
-        )
-    return found
-
-
 def _changed(scene: Scene) -> str:
-    for reference, version in scene.versions:
-        tensor = reference()
-        if tensor is not None and tensor._version != version:
-            return "its input has been changed in place since, so it is not run again"
+    if scene.version is not None and scene.arguments[0]._version != scene.version:
+        return "its input has been changed in place since, so it is not run again"
     return ""
 
 
