@@ -112,3 +112,27 @@ def test_without_a_scaler_it_is_refused_by_name(forge: Forge, tmp_path: Path) ->
     assert "--precision" in refused.reason
     assert f"scaler apex is not used: {refused.reason}" in stderr
     assert stdout == unwatched(forge, tmp_path / "plain", script, "sgd", "none")
+
+
+SCALE_OF_ZERO = """
+import torch
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+for index in range(6):
+    scaler.scale((weight**2).sum()).backward()
+    scaler.step(optimizer)
+    # What an endless row of overflows ends in, where nothing keeps the scale from it.
+    scaler.update(0.0 if index == 2 else None)
+    optimizer.zero_grad()
+print(weight.isfinite().all().item())
+"""
+
+
+def test_a_scale_of_zero_harms_torch_and_not_ours(forge: Forge, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCALE_OF_ZERO)
+    listener, stdout, _ = watched(forge, tmp_path, script, scaler="torch")
+    assert unwatched(forge, tmp_path / "plain", script) == "False\n"
+    assert stdout == "True\n"
+    assert min(step.loss_scale_after for step in listener.steps()) == 2.0**-126

@@ -213,6 +213,8 @@ def test_commands_set_scale_and_policy(whose: str, forge: Forge, tmp_path: Path)
         listener.until(StepFinished, 3)
         outcomes = []
         for index, command in enumerate(asked):
+            # Enough steps to see what the one before has changed.
+            listener.until(StepFinished, len(listener.steps()) + 8)
             outcomes.append(answer(listener, str(index), command))
         listener.until(AgentExited)
         until(lambda: process.poll() is not None, "the end of the script")
