@@ -81,10 +81,9 @@ def main() -> None:
     clock = time.thread_time if args.cpu else time.perf_counter
     shield._clock = clock
     timed_stash(spent, clock)
-    agent = agents.Agent({"settings": {"locate": "off"}})
+    agent = agents.install_here(None)
     # The location of overflows has a budget of its own.
-    agent.install()
-    agent.gate.bound = True
+    agent.observing.locator.flags.mode = "off"
     bench = Bench(args.layers, args.width)
     part = agent.accumulating.begin(1)
     for _ in range(2 * WINDOWS):
