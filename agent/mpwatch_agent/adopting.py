@@ -14,8 +14,8 @@ def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
     """Watch `optimizer`; the handles of its hooks, none where its class is seen anyway."""
     if getattr(type(optimizer).step, "mpwatch_sees", False):
         return []
-    begins = agent.guard("step of an adopted optimizer", agent.step_begins)
-    ends = agent.guard("end of step of an adopted optimizer", agent.step_ends)
+    begins = agent.guard("step of an adopted optimizer", agent.updates.step_begins)
+    ends = agent.guard("end of step of an adopted optimizer", agent.updates.step_ends)
     called = agent.guard_steering("steering at an adopted step", agent.steering.step_called)
     gate, loop, skipping = agent.gate, agent.loop, agent.steering.skipping
     hidden: list[tuple[Any, Any]] = []

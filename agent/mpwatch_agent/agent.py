@@ -37,6 +37,7 @@ from mpwatch_agent.roots import Roots
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
 from mpwatch_agent.steering import Steering
+from mpwatch_agent.updates import Updates
 from mpwatch_agent.windows import sizes_of
 
 # How long the end of the script may wait for the hub to take the last events.
@@ -112,9 +113,7 @@ class Agent:
         self.boundary.prepares = self.accumulating.prepare
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
-        self._gradients_whole = self.guard_steering(
-            "steering at whole gradients", self.steering.gradients_whole
-        )
+        self.updates = Updates(self)
         self._let_go = self.guard("steering at the end of watching", self.steering.abandon)
         self._loop_known = self.guard_steering(
             "steering once the loop is known", self.steering.loop_known
@@ -247,71 +246,9 @@ class Agent:
         """A place where a command may act, though no forward or loader was ever seen."""
         return self.boundary.act()
 
-    def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
-        if scaler._enabled:
-            self.observing.diagnoser.unscale_begins(scaler, optimizer)
-            self._before_update(optimizer)
-            self.loop.still_scaled = False
-
-    def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
-        if scaler._enabled:
-            self.observing.diagnoser.scaler_step_begins(scaler, optimizer)
-            self._before_update(optimizer)
-        self.loop.scaler_step_begins(scaler, optimizer)
-
-    def scaler_updated(self, scaler: Any) -> None:
-        if scaler._enabled:
-            self.observing.diagnoser.scaler_updated()
-            self.loop.scaler_updated()
-
-    def clip_begins(self) -> None:
-        if self.faults is not None:
-            self.faults.before_update()
-        if self.gate.steers:
-            self._whole_at_clip()
-        self.sampling.clip_begins(self.loop)
-
-    def clip_ends(self, norm: Any, norm_type: Any) -> None:
-        self.sampling.clip_ends(self.loop, norm, norm_type)
-
-    def step_begins(self, optimizer: Any) -> None:
-        if not self.gate.bound:
-            self.bind()
-        self._before_update(optimizer)
-        self.loop.step_begins(optimizer)
-
-    def step_ends(self, optimizer: Any, completed: bool) -> None:
-        self.loop.step_ends(optimizer, completed)
-
-    def _before_update(self, optimizer: Any) -> None:
-        track = self.loop.tracks.of(optimizer)
-        faults = self.faults if self._leads(optimizer) else None
-        if faults is not None:
-            faults.before_update()
-        if not track.whole:
-            if self.gate.steers:
-                self._gradients_whole(optimizer)
-            self.loop.before_update(track, optimizer)
-        if faults is not None:
-            faults.phase_begins("optimizer")
-
-    def _whole_at_clip(self) -> None:
-        self.loop.settle()
-        if self.loop.windows.banks and len(self.loop.tracks.live) > 1:
-            # Whose window is over is not known before each one's own step.
-            return
-        for track in self.loop.tracks.live:
-            optimizer = track.ref() if track.has_open and not track.whole else None
-            if optimizer is not None:
-                self._gradients_whole(optimizer)
-
     def guard_steering(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Guard a function of `steering`: if it fails, the loop is the script's own again."""
         return self._shield.guard_steering(name, function, self.steering.abandon)
-
-    def _leads(self, optimizer: Any) -> bool:
-        leader = self.loop.tracks.leader
-        return leader is None or leader.ref() is optimizer
 
     # --- events out -------------------------------------------------------------------------
 

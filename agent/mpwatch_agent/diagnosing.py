@@ -190,7 +190,8 @@ class Diagnoser:
         """What a person should read at the end of the run."""
         lines = []
         if self._overflows:
-            lines.append(f"{self._overflows} overflows located; the last:")
+            several = f"{self._overflows} overflows located; the last:"
+            lines.append(several if self._overflows > 1 else "1 overflow located:")
             lines += [f"  {overflow_line(each)}" for each in self._located]
         for each in self.raised.values():
             if each.severity != "info":
@@ -216,7 +217,7 @@ def overflow_line(event: OverflowLocated) -> str:
     module = f" ({event.module})" if event.module else ""
     kind = event.nonfinite or "not finite"
     return (
-        f"step {event.step}{micro}: {kind} in {event.parameter}{module}, {event.where},"
+        f"step {event.step}{micro}: {kind} in {event.parameter}{module}, {event.where};"
         f" {event.verdict}: {event.evidence}"
     )
 

@@ -7,6 +7,8 @@ two steps later, and only then becomes a `StepFinished`.
 import math
 from typing import Any
 
+import torch
+
 from mpwatch.events import PhaseMemory, StepFinished
 from mpwatch_agent.device import Reading, settle
 from mpwatch_agent.tracks import MicroBatch
@@ -126,3 +128,16 @@ def _mean(losses: list[float | None], divisor: float | None) -> float | None:
 def _total(counts: Any) -> int | None:
     values = list(counts)
     return None if not values or None in values else sum(values)
+
+
+def learning_rates(optimizer: Any) -> tuple[float, ...]:
+    """The groups' learning rates, one number where they all agree."""
+    rates = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, torch.Tensor):
+            # A capturable optimizer's: on a device it would have to be waited for.
+            rate = rate.item() if rate.device.type == "cpu" else None
+        if rate is not None:
+            rates.append(float(rate))
+    return (rates[0],) if rates and all(r == rates[0] for r in rates) else tuple(rates)

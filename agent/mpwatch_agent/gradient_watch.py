@@ -16,7 +16,7 @@ from mpwatch_agent.finiteness import values_of
 from mpwatch_agent.gradient_report import Reading, report
 from mpwatch_agent.layers import grouped
 from mpwatch_agent.naming import Names
-from mpwatch_agent.sampling import Sampling
+from mpwatch_agent.sampling import Sampling, carries_scale
 from mpwatch_agent.tracks import OptimizerTrack
 from mpwatch_agent.witness import Witness
 
@@ -78,7 +78,7 @@ class GradientWatch:
         layers = grouped(owners)
         gradients = [values for _, values in parameters]
         scale = self._scale(optimizer)
-        carried = scale if scale and self._loop.carries_scale(optimizer) else 1.0
+        carried = scale if scale and carries_scale(self._loop, optimizer) else 1.0
         counts = self._count(gradients, layers, 1.0 / carried)
         stored = sorted({str(values.dtype).removeprefix("torch.") for values in gradients})
         self._open = Sample(

@@ -48,8 +48,8 @@ def scheduler_made(agent: "Agent") -> Wrap:
 def profile_hook_step(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
-    begins = agent.guard("Optimizer.step", agent.step_begins)
-    ends = agent.guard("end of Optimizer.step", agent.step_ends)
+    begins = agent.guard("Optimizer.step", agent.updates.step_begins)
+    ends = agent.guard("end of Optimizer.step", agent.updates.step_ends)
     swallows = agent.guard_steering("steering at step", agent.steering.swallows_step)
     steer = agent.guard_steering("steering into a step", agent.steering.step_begins)
     steered = agent.guard_steering("steering after a step", agent.steering.step_ended)

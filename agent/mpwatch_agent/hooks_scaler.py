@@ -18,8 +18,8 @@ MAX_UNSCALED = 16
 
 
 def scale(agent: "Agent") -> Wrap:
-    gate, loop = agent.gate, agent.loop
-    several = agent.guard("GradScaler.scale", loop.losses_scaled)
+    gate, loop, losses = agent.gate, agent.loop, agent.loop.losses
+    several = agent.guard("GradScaler.scale", loop.losses.scaled)
     steer = agent.guard_steering("steering at scale", agent.steering.scale_begins)
 
     def make(original: Any) -> Any:
@@ -31,11 +31,11 @@ def scale(agent: "Agent") -> Wrap:
             if self._enabled and gate.open and not gate.elsewhere():
                 loop.scaler = self
                 loop.scaled = loop.still_scaled = True
-                if len(loop.unscaled) > MAX_UNSCALED:
-                    loop.unscaled.clear()
+                if len(losses.unscaled) > MAX_UNSCALED:
+                    losses.unscaled.clear()
                 if type(outputs) is torch.Tensor:
                     # Kept until the backward that follows, which reads the value of it.
-                    loop.unscaled[id(result)] = (result, outputs)
+                    losses.unscaled[id(result)] = (result, outputs)
                 else:
                     several(outputs, result)
             return result
@@ -47,7 +47,7 @@ def scale(agent: "Agent") -> Wrap:
 
 def unscale(agent: "Agent") -> Wrap:
     gate = agent.gate
-    begins = agent.guard("GradScaler.unscale_", agent.unscale_begins)
+    begins = agent.guard("GradScaler.unscale_", agent.updates.unscale_begins)
     ends = agent.guard("end of GradScaler.unscale_", agent.observing.unscale_ends)
     swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
 
@@ -75,7 +75,7 @@ def unscale(agent: "Agent") -> Wrap:
 def scaler_step(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
-    begins = agent.guard("GradScaler.step", agent.scaler_step_begins)
+    begins = agent.guard("GradScaler.step", agent.updates.scaler_step_begins)
     ends = agent.guard("end of GradScaler.step", agent.loop.scaler_step_ends)
     failed = agent.guard("failure of GradScaler.step", agent.observing.diagnoser.scaler_step_failed)
     swallows = agent.guard_steering(
@@ -114,7 +114,7 @@ def scaler_step(agent: "Agent") -> Wrap:
 
 def update(agent: "Agent") -> Wrap:
     gate = agent.gate
-    updated = agent.guard("GradScaler.update", agent.scaler_updated)
+    updated = agent.guard("GradScaler.update", agent.updates.scaler_updated)
     swallows = agent.guard_steering("steering at update", agent.steering.swallows_update)
     steer = agent.guard_steering("steering into update", agent.steering.update_begins)
     steered = agent.guard_steering("steering after update", agent.steering.update_ended)
@@ -171,9 +171,9 @@ def state_loaded(agent: "Agent") -> Wrap:
 def clip_norm(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
-    begins = agent.guard("clip_grad_norm_", agent.clip_begins)
+    begins = agent.guard("clip_grad_norm_", agent.updates.clip_begins)
     steer = agent.guard_steering("steering at clip", agent.steering.swallows_clip)
-    ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
+    ends = agent.guard("end of clip_grad_norm_", agent.updates.clip_ends)
 
     def make(original: Any) -> Any:
         # `clip_grad_norm_(parameters, max_norm, norm_type)`, `_get_total_norm(tensors, norm_type)`.
@@ -219,7 +219,7 @@ def _parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def clip_value(agent: "Agent") -> Wrap:
     gate = agent.gate
-    begins = agent.guard("clip_grad_value_", agent.clip_begins)
+    begins = agent.guard("clip_grad_value_", agent.updates.clip_begins)
     swallows = agent.guard_steering("steering at a clip of values", agent.steering.swallows_values)
 
     def make(original: Any) -> Any:

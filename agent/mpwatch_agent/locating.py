@@ -20,6 +20,7 @@ from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.finiteness import count_non_finite, extremes_of, values_of
 from mpwatch_agent.micro_flags import MicroFlags
 from mpwatch_agent.naming import Named, Names
+from mpwatch_agent.sampling import carries_scale
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
 from mpwatch_agent.witness import Witness
@@ -264,7 +265,7 @@ class Locator:
         findings.scale = scale
         largest = max(finite, default=0.0)
         # After unscale the scale is out of the gradients again.
-        scaled = self._loop.carries_scale(optimizer)
+        scaled = carries_scale(self._loop, optimizer)
         findings.largest = largest if scaled or scale is None else largest * scale
         findings.clean_windows = self._clean_at(scale)
         findings.losses = tuple(self._losses)

@@ -13,8 +13,8 @@ import torch
 
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
-from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.losses import divisor_of, targets_of
+from mpwatch_agent.drafts import StepDraft, learning_rates
+from mpwatch_agent.losses import Losses
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import invisible_to_dynamo
@@ -23,10 +23,6 @@ from mpwatch_agent.windows import Before, Windows, sizes_of
 
 # Optimizers beyond this many are counted, not reported step by step (one per parameter happens).
 MAX_REPORTED_OPTIMIZERS = 8
-
-# A divisor is looked for in the first windows, then in every fiftieth.
-DIVISOR_WINDOWS = 5
-DIVISOR_EVERY = 50
 
 Sizes = tuple[int | None, int | None]
 _clock = time.perf_counter
@@ -49,11 +45,7 @@ class Loop:
         self.steps_before = 0
         self.scaler: Any = None
         self.device: torch.device | None = None
-        # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
-        # that no other tensor can take its identity.
-        self.unscaled: dict[int, tuple[Any, Any]] = {}
-        # A loss in fp16 was scaled.
-        self.half_loss = False
+        self.losses = Losses(self.reader)
         # Told of a root's training forward and its arguments, and of a backward and its
         # micro-batch once the losses are read.
         self.sees_forward: Callable[[Any, Any, Any], None] | None = None
@@ -190,32 +182,9 @@ class Loop:
         if self.device is None:
             first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
             self.device = getattr(first, "device", None)
-        unscaled = self.unscaled
-        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
-        for root in roots:
-            pair = unscaled.get(id(root))
-            loss = root
-            if pair is not None:
-                loss = pair[1]
-                self.half_loss = self.half_loss or loss.dtype is torch.float16
-            micro.losses.append(self.reader.read(loss))
-        if len(micro.losses) != 1:
-            loss = None
-        if type(loss) is torch.Tensor and self._may_be_divided():
-            if not windows.unstepped:
-                micro.divisor = divisor_of(loss)
-            micro.targets = targets_of(loss)
-        if unscaled:
-            unscaled.clear()
+        self.losses.hear(tensors, micro, self.tracks.leader, first=not windows.unstepped)
         if self.hears_losses is not None:
             self.hears_losses(tensors, micro)
-
-    def _may_be_divided(self) -> bool:
-        """Whether to look for a divisor in this window's first loss: dear, so not in each one."""
-        leader = self.tracks.leader
-        if leader is None or leader.steps < DIVISOR_WINDOWS:
-            return True
-        return leader.usual_window != 1 and leader.steps % DIVISOR_EVERY == 0
 
     def settle(self) -> None:
         """Work through what hooks only noted: the end of a backward, then a forward's begin."""
@@ -247,20 +216,10 @@ class Loop:
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
         if self.discards is not None:
             self.discards(track.index or 0, lost)
-        event = WindowDiscarded(
-            optimizer=track.index or 0, micro_batches=lost, after_step=self.steps
-        )
-        self._say(event)
+        index = track.index or 0
+        self._say(WindowDiscarded(optimizer=index, micro_batches=lost, after_step=self.steps))
 
     # --- scaler ---------------------------------------------------------------------------
-
-    def losses_scaled(self, outputs: Any, results: Any) -> None:
-        """`GradScaler.scale` of an enabled scaler returned for several losses at once."""
-        if isinstance(outputs, torch.Tensor):
-            self.unscaled[id(results)] = (results, outputs)
-        elif isinstance(outputs, list | tuple):
-            for output, result in zip(outputs, results, strict=False):
-                self.losses_scaled(output, result)
 
     def scale_reading(self) -> Reading:
         """The loss scale now; None without a scaler or before its first use."""
@@ -278,14 +237,6 @@ class Loop:
         if self.steered_scale is not None:
             return self.steered_scale[0]
         return self.scale_reading() if self.scaled else None
-
-    def carries_scale(self, optimizer: Any) -> bool:
-        """Whether the gradients of `optimizer` carry the loss scale now."""
-        if len(self.tracks.live) == 1 or not self.scaled or self.scaler is None:
-            return self.still_scaled
-        # With several optimizers one unscale clears the flag of all: ask the scaler.
-        state = self.scaler._per_optimizer_states.get(id(optimizer))
-        return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY
 
     def step_left(self, stepping: int) -> None:
         """An optimizer's step was left, `stepping` others still run around it."""
@@ -400,9 +351,9 @@ class Loop:
         draft.checked, draft.nonfinite = self.looked_at_gradients, self.nonfinite
         if self.steered_scale is not None:
             draft.scale_after = self.steered_scale[1]
-        draft.learning_rates = _learning_rates(optimizer)
+        draft.learning_rates = learning_rates(optimizer)
         track.whole, self.updating = False, None
-        self.unscaled.clear()
+        self.losses.forget()
         self.sampling.after_update(self, track, draft)
         if track is self.tracks.leader:
             self._round = self._since_leader if track.steps > 1 else None
@@ -418,7 +369,7 @@ class Loop:
         self.settle()
         self.windows.bank(track)
         self.updating = None
-        self.unscaled.clear()
+        self.losses.forget()
         if self.phases.phase != "other":
             self.phases.enter("other", _clock())
 
@@ -440,19 +391,6 @@ class Loop:
         self.settle()
         self._finish_pending(None)
         return sum(any(not micro.consumed for micro in track.window) for track in self.tracks.live)
-
-
-def _learning_rates(optimizer: Any) -> tuple[float, ...]:
-    """The groups' learning rates, one number where they all agree."""
-    rates = []
-    for group in optimizer.param_groups:
-        rate = group.get("lr")
-        if isinstance(rate, torch.Tensor):
-            # A capturable optimizer's: on a device it would have to be waited for.
-            rate = rate.item() if rate.device.type == "cpu" else None
-        if rate is not None:
-            rates.append(float(rate))
-    return (rates[0],) if rates and all(r == rates[0] for r in rates) else tuple(rates)
 
 
 # Called from a wrapper outside the shield, where Dynamo would take it for the script's.

@@ -25,7 +25,7 @@ class Notices:
 
     def seeded(self) -> None:
         """A backward is seeded: where a loss in fp16 is scaled, by hand it overflows earlier."""
-        if not self._loop.half_loss:
+        if not self._loop.losses.half:
             return
         if self.say is not None:
             self.say(

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mpwatch.events import PhaseMemory
 from mpwatch.vocabulary import (
     ACTIVATIONS_EVERY,
@@ -91,7 +93,7 @@ class Sampling:
         start = time.perf_counter()
         norm = norm_of(gradients_of(optimizer))
         if norm is not None:
-            scaled = loop.carries_scale(optimizer)
+            scaled = carries_scale(loop, optimizer)
             self._norms[track.serial] = (loop.reader.read(norm), scaled)
         self._gate.sampled_s += time.perf_counter() - start
 
@@ -177,3 +179,12 @@ def _unscaled(norm: Reading, scaled: bool, scale: Reading) -> float | None:
     if value is None or not scaled:
         return value
     return value / scale if isinstance(scale, float) and scale else None
+
+
+def carries_scale(loop: "Loop", optimizer: Any) -> bool:
+    """Whether the gradients of `optimizer` carry the loss scale now."""
+    if len(loop.tracks.live) == 1 or not loop.scaled or loop.scaler is None:
+        return loop.still_scaled
+    # With several optimizers one unscale clears the flag of all: ask the scaler.
+    state = loop.scaler._per_optimizer_states.get(id(optimizer))
+    return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY
