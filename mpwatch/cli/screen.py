@@ -12,7 +12,7 @@ import signal
 import sys
 import termios
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,13 +52,14 @@ def watch_in_terminal(
     *,
     readonly: bool = False,
     first: bool = False,
+    ended: Callable[[], int | None] = lambda: None,
     replay: bool = False,
     plain_ascii: bool = False,
 ) -> int:
     """Show the run until the user leaves; returns the exit code.
 
     `first`: this is the screen of `mpwatch run` itself, whose exit code is the script's where the
-    script has ended. `replay`: from the record alone.
+    script has ended; `ended` says so where files cannot. `replay`: from the record alone.
 
     Raises:
         UsageError: this terminal cannot show the screen.
@@ -76,12 +77,14 @@ def watch_in_terminal(
     sys.stderr.flush()
     status = _guarded(options)
     code = os.waitstatus_to_exitcode(status)
-    for line in farewell(run_directory, code, replay):
+    known = ended()
+    for line in farewell(run_directory, code, replay, known):
         with contextlib.suppress(OSError, ValueError):
             print(line, flush=True)
-    ended = _code_of_ended(run_directory) if first else None
-    if ended is not None:
-        return ended
+    if known is None and first:
+        known = _code_of_ended(run_directory)
+    if known is not None:
+        return known
     return code if code >= 0 else 128 - code
 
 
@@ -168,10 +171,13 @@ def _restore(saved: list[Any], left_by_itself: bool) -> None:
         signal.signal(signal.SIGTTOU, before)
 
 
-def farewell(run_directory: Path, code: int, replay: bool) -> list[str]:
+def farewell(
+    run_directory: Path, code: int, replay: bool, script_code: int | None = None
+) -> list[str]:
     """What to say on the plain screen: how to come back, or how the run ended.
 
-    `code` is the screen's own exit code, negative for a signal.
+    `code` is the screen's own exit code, negative for a signal; `script_code` the script's where
+    its keeper told it otherwise than through files.
     """
     from mpwatch import rendezvous, runs
     from mpwatch.glance import glance
@@ -180,7 +186,12 @@ def farewell(run_directory: Path, code: int, replay: bool) -> list[str]:
     if code < 0:
         lines.append(f"mpwatch: the screen died of {signal.Signals(-code).name}")
     run = runs.read_run(run_directory)
-    if run is None or replay:
+    if replay:
+        return lines
+    if script_code is not None and (run is None or run.exit_code is None):
+        text = "the run's files could not be written, or are gone"
+        return [*lines, f"mpwatch: the script ended with exit code {script_code}; {text}"]
+    if run is None:
         return lines
     name = _name_for_attach(run_directory, run.run_id)
     if runs.is_live(run):
