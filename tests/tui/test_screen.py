@@ -168,6 +168,21 @@ def test_a_lost_connection_keeps_the_picture() -> None:
     on_screen(body)
 
 
+def test_a_job_whose_hub_cannot_be_asked_is_shown_from_its_record() -> None:
+    async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:
+        places.job.feed([frame(events.JobStarted(pid=4711), 900)])
+        await look(pilot, app)
+        assert "the job runs on node7; from the record" in panel(app, "footer")
+        assert "space" not in panel(app, "footer")
+        assert "4711" in panel(app, "log")
+        await pilot.press("space")
+        await look(pilot, app)
+        assert places.job.sent == []
+        assert "refused the job runs on node7" in panel(app, "footer")
+
+    on_screen(body, connection="apart", size=(120, 30))
+
+
 def test_only_what_changed_is_drawn_again() -> None:
     async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:
         overview = app.screen_stack[0]
