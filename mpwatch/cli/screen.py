@@ -20,11 +20,11 @@ from mpwatch.errors import EXIT_REFUSED, UsageError
 from mpwatch.vocabulary import clean_text
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
-# Mouse reports, focus reports, bracketed paste, kitty's keyboard flags and colours off; the
-# cursor and the wrapping of long lines on again.
+# Mouse reports (in pixels too), focus reports, bracketed paste, drawing at one stroke, reports of
+# the size, kitty's keyboard flags and colours off; the cursor and the wrapping of long lines on.
 PLAIN: Final = (
     "\x1b[?25h\x1b[?7h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?1004l\x1b[?2004l"
-    "\x1b[<u\x1b[0m"
+    "\x1b[?1016l\x1b[?2026l\x1b[?2048l\x1b[<u\x1b[0m"
 )
 LEAVE_ALTERNATE_SCREEN: Final = "\x1b[?1049l"
 SPEECHLESS_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
@@ -94,12 +94,17 @@ def _guarded(options: dict[str, Any]) -> int:
     guard = os.getpid()
     # A screen that ignores the end of its terminal would spin on it for ever.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    child = os.fork()
-    if child == 0:
-        _become_screen(options, guard)
-    with _passing_signals_to(child):
-        status = _wait(child)
-    _restore(saved, left_by_itself=os.WIFEXITED(status))
+    # Ctrl+C while the screen comes up would end it alone; once it is up, it asks what is meant.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = os.fork()
+        if child == 0:
+            _become_screen(options, guard)
+        with _passing_signals_to(child):
+            status = _wait(child)
+        _restore(saved, left_by_itself=os.WIFEXITED(status))
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
     return status
 
 
@@ -116,8 +121,6 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
         from mpwatch_tui.entry import show
 
         code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
     except ImportError as error:
         print(f"mpwatch: no screen: {error}", file=sys.stderr)
     except BaseException:
@@ -146,7 +149,6 @@ def _passing_signals_to(child: int) -> Iterator[None]:
             os.kill(child, number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGQUIT)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
