@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import termios
 import time
@@ -91,6 +92,25 @@ def test_q_leaves_a_clean_terminal_and_says_how_the_run_ended(start: Start) -> N
     words = last_words(terminal)
     assert "crashed, exit code 7; see: mpwatch show" in words
     assert words.count("\n") == 1
+
+
+def colour_codes(written: bytes) -> set[str]:
+    """The parameters of all SGR sequences that choose a colour."""
+    found = re.findall(r"\x1b\[([0-9;]*)m", written.decode())
+    return {code for code in found if re.search(r"\b(?:[349][0-8]|10[0-7])\b", code)}
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_no_color_means_no_code_of_a_colour(run_directory: Path, colours: bool) -> None:
+    environment = {"COLORTERM": "truecolor"} | ({} if colours else {"NO_COLOR": "1"})
+    terminal = Terminal(lambda: screen.watch_in_terminal(run_directory), **environment)
+    terminal.until("loss scale")
+    terminal.press(b"?")
+    terminal.until("this help")
+    terminal.press(b"?q")
+    assert terminal.end() == 0
+    terminal.close()
+    assert (colour_codes(bytes(terminal.seen)) != set()) is colours
 
 
 def test_ctrl_c_while_the_screen_comes_up_is_no_end(run_directory: Path) -> None:
