@@ -127,6 +127,27 @@ def test_read_only_looks_and_never_asks_the_job() -> None:
     assert on_screen(body, readonly=True).return_code == 0
 
 
+@pytest.mark.parametrize("size", [(20, 5), (80, 24), (59, 30), (200, 7)])
+@pytest.mark.parametrize("looks", [Looks(), Looks(ascii=True)])
+def test_the_question_of_ctrl_c_is_seen_whole_at_any_size(
+    size: tuple[int, int], looks: Looks
+) -> None:
+    async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:
+        await pilot.press("question_mark", "ctrl+c")
+        assert len(app.screen_stack) == 1
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert isinstance(app.screen, Ending)
+        lines = "\n".join(
+            "".join(segment.text for segment in strip)
+            for strip in app.screen._compositor.render_strips()
+        )
+        for word in ("eave", "top", "boundary", "now", "esc", "nothing"):
+            assert word in lines, lines
+
+    on_screen(body, size=size, looks=looks)
+
+
 @pytest.mark.parametrize("options", [{"replay": True}, {"facts": ENDED, "connection": "over"}])
 def test_where_no_job_is_left_ctrl_c_just_leaves(options: dict[str, Any]) -> None:
     async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:

@@ -145,6 +145,9 @@ class WatchApp(App[int]):
         if self.picture is not None and not job_lives:
             self._end(0)
             return
+        if isinstance(self.screen, dialogs.Help):
+            self.screen.dismiss()  # one thing at a time lies over the overview
+            return
         self.push_screen(dialogs.Ending(self.looks, not self._readonly), self._ended)
 
     def _ended(self, answer: str | None) -> None:
