@@ -337,7 +337,7 @@ def test_picture_small(snap_compare: Any) -> None:
 
 def test_picture_plain(snap_compare: Any) -> None:
     """80x24 in ASCII: plots of `*`, the phases' bar of different letters, borders of `-`. The hub
-    does not answer: a red line at the bottom says so and the picture is still there."""
+    does not answer: a line at the bottom says so and the picture is still there. No colours."""
     looks = Looks(ascii=True, colours=False)
     assert pictured((80, 24), snap_compare, looks=looks, frames=told(60), then="silent")
 
