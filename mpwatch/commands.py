@@ -11,6 +11,9 @@ from typing import Final
 import msgspec
 
 from mpwatch.errors import UsageError
+from mpwatch.vocabulary import SCALERS, parse_interval
+
+MAX_MULTIPLIER: Final = 1_000_000
 
 
 def _snake(name: str) -> str:
@@ -44,18 +47,84 @@ class StopAtBoundary(Command, frozen=True, kw_only=True):
 
 
 class SetSampling(Command, frozen=True, kw_only=True):
-    """Change how often the costlier measurements are taken, in steps; 0 switches one off."""
+    """Change how often the costlier measurements are taken, in steps; 0 switches one off.
+
+    `gradients_exact` counts every gradient instead of a sample of them, from the next one on.
+    """
 
     grad_norm_every: int | None = None
     memory_every: int | None = None
+    gradients_every: int | None = None
+    activations_every: int | None = None
+    gradients_exact: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.grad_norm_every is None and self.memory_every is None:
-            raise ValueError("set_sampling needs grad_norm_every=N or memory_every=N (steps)")
-        for name in ("grad_norm_every", "memory_every"):
+        fields = ("grad_norm_every", "memory_every", "gradients_every", "activations_every")
+        if all(getattr(self, name) is None for name in (*fields, "gradients_exact")):
+            raise ValueError(
+                f"set_sampling needs one of {', '.join(name + '=N' for name in fields)} (steps)"
+                " or gradients_exact=true"
+            )
+        for name in fields:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1_000_000:
                 raise ValueError(f"{name} is {value}; allowed are 0 (off) to 1000000 steps")
+
+
+class SetScale(Command, frozen=True, kw_only=True):
+    """Set the loss scale; its policy goes on from there."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not 2.0**-126 <= self.scale <= 2.0**126:
+            raise ValueError(f"scale is {self.scale:g}; allowed are 2^-126 to 2^126")
+
+
+class SetScalerPolicy(Command, frozen=True, kw_only=True):
+    """Have the loss scale follow a preset, with the knobs that are given, from now on."""
+
+    policy: str
+    growth_interval: str | None = None
+    growth_factor: float | None = None
+    backoff_factor: float | None = None
+    hysteresis: int | None = None
+    scale_floor: float | None = None
+    scale_ceiling: float | None = None
+    at_floor: str | None = None
+    at_ceiling: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in SCALERS:
+            raise ValueError(f"no scaler {self.policy!r}; there are: {', '.join(SCALERS)}")
+        if self.growth_interval is not None:
+            parse_interval(self.growth_interval)
+
+
+class SetAccumulation(Command, frozen=True, kw_only=True):
+    """Let `multiplier` windows of the script make one update; 1 leaves the script as it is.
+
+    Takes effect at the next training forward after a step, once two windows were watched.
+    """
+
+    multiplier: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.multiplier <= MAX_MULTIPLIER:
+            raise ValueError(
+                f"multiplier is {self.multiplier}; allowed are 1 (off) to {MAX_MULTIPLIER}"
+                " windows of the script"
+            )
+
+
+class LocateOverflow(Command, frozen=True, kw_only=True):
+    """Watch every gradient after every backward for the next `steps` steps."""
+
+    steps: int = 200
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1_000_000:
+            raise ValueError(f"steps is {self.steps}; allowed are 1 to 1000000")
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +138,16 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
 COMMANDS: Final[dict[str, type[Command]]] = {
     str(cls.__struct_config__.tag): cls for cls in Command.__subclasses__()
 }
-_UNION = Pause | Unpause | StopAtBoundary | SetSampling
+_UNION = (
+    Pause
+    | Unpause
+    | StopAtBoundary
+    | SetSampling
+    | LocateOverflow
+    | SetAccumulation
+    | SetScale
+    | SetScalerPolicy
+)
 _DECODER: Final = msgspec.msgpack.Decoder(_UNION)
 
 

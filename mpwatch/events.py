@@ -5,20 +5,56 @@ known is None, never 0 or -1. A new field must have a default, so that neighbour
 understand each other. Nothing here reads a clock: the frame around an event carries the time.
 """
 
-import re
 from typing import Final
 
 import msgspec
 
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-class Event(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_snake, omit_defaults=True
-):
-    """Base of all events; `kind` on the wire is the class name in snake_case."""
+from mpwatch.event_base import Event as Event
+from mpwatch.numeric_events import (
+    AccumulationChanged as AccumulationChanged,
+)
+from mpwatch.numeric_events import (
+    ActivationsSampled as ActivationsSampled,
+)
+from mpwatch.numeric_events import (
+    DiagnosisRaised as DiagnosisRaised,
+)
+from mpwatch.numeric_events import (
+    FormatShares as FormatShares,
+)
+from mpwatch.numeric_events import (
+    GradientsSampled as GradientsSampled,
+)
+from mpwatch.numeric_events import (
+    LayerGradients as LayerGradients,
+)
+from mpwatch.numeric_events import (
+    ModuleHeadroom as ModuleHeadroom,
+)
+from mpwatch.numeric_events import (
+    NonfiniteFound as NonfiniteFound,
+)
+from mpwatch.numeric_events import (
+    OverflowLocated as OverflowLocated,
+)
+from mpwatch.numeric_events import (
+    PrecisionApplied as PrecisionApplied,
+)
+from mpwatch.numeric_events import (
+    PrecisionRefused as PrecisionRefused,
+)
+from mpwatch.numeric_events import (
+    ScaleForecast as ScaleForecast,
+)
+from mpwatch.numeric_events import (
+    ScaleLimitReached as ScaleLimitReached,
+)
+from mpwatch.numeric_events import (
+    ScalerRefused as ScalerRefused,
+)
+from mpwatch.numeric_events import (
+    ScalerReplaced as ScalerReplaced,
+)
 
 
 class OptimizerDescribed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +118,8 @@ class StepFinished(Event, frozen=True, kw_only=True):
     mean that a person expects to read. `applied` is a fact: the optimizer's update ran.
     `overflow` is None where nothing looked at the gradients. `grad_norm` is the 2-norm of the
     unscaled gradients, before clipping. `agent_s` is the agent's own time within the step and
-    `sampled_s` the part of it spent on what is only done on sampled steps.
+    `sampled_s` the part of it spent on what is only done on sampled steps. `locate_us` is what it
+    took to note, after a backward, whether gradients are finite: microseconds per micro-batch.
     """
 
     step: int
@@ -100,12 +137,13 @@ class StepFinished(Event, frozen=True, kw_only=True):
     grad_norm: float | None = None
     learning_rates: tuple[float, ...] = ()
     duration_s: float | None = None
-    phase_s: dict[str, float] = {}
+    phase_s: dict[str, float] = msgspec.field(default_factory=dict)
     samples: int | None = None
     tokens: int | None = None
     memory: dict[str, PhaseMemory] | None = None
     agent_s: float = 0.0
     sampled_s: float = 0.0
+    locate_us: float | None = None
 
 
 class WindowDiscarded(Event, frozen=True, kw_only=True):
@@ -184,12 +222,16 @@ class AgentStopping(Event, frozen=True, kw_only=True):
 
 
 class AgentExited(Event, frozen=True, kw_only=True):
-    """The interpreter is ending. `error_type` names the uncaught exception, if there was one."""
+    """The interpreter is ending. `error_type` names the uncaught exception, if there was one.
+
+    `windows_dropped` windows of the script wait for others to make up a step that will not come.
+    """
 
     steps: int
     error_type: str | None = None
     error: str | None = None
     windows_open: int = 0
+    windows_dropped: int = 0
 
 
 # --- from the hub -----------------------------------------------------------------------------
@@ -243,7 +285,7 @@ class CommandRequested(Event, frozen=True, kw_only=True):
     id: str
     command: str
     by: str = "person"
-    arguments: dict[str, str | int | float | bool | None] = {}
+    arguments: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
 
 
 class GpuSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import msgspec
 
-from mpwatch import events, fold_commands, fold_jobs, fold_ranks, fold_steps
+from mpwatch import (
+    events,
+    fold_commands,
+    fold_jobs,
+    fold_overflows,
+    fold_ranks,
+    fold_scaling,
+    fold_steps,
+)
 from mpwatch.codec import HUB_RANK, Frame
 from mpwatch.fold_state import FoldState, rank_of
 from mpwatch.fold_view import view_of
@@ -75,11 +83,22 @@ _HANDLERS: Final[dict[type[events.Event], _Handler]] = {
     events.LoopFound: fold_ranks.loop_found,
     events.StepFinished: fold_steps.step_finished,
     events.WindowDiscarded: fold_steps.window_discarded,
+    events.AccumulationChanged: fold_steps.accumulation_changed,
+    events.OverflowLocated: fold_overflows.located,
+    events.DiagnosisRaised: fold_overflows.diagnosed,
+    events.GradientsSampled: fold_overflows.gradients_sampled,
+    events.ActivationsSampled: fold_overflows.activations_sampled,
     events.HookDisabled: fold_ranks.hook_disabled,
     events.EventsDropped: fold_ranks.events_dropped,
     events.TrainingPaused: fold_ranks.paused,
     events.TrainingUnpaused: fold_ranks.unpaused,
     events.Heartbeat: fold_ranks.heartbeat,
+    events.PrecisionApplied: fold_scaling.precision_applied,
+    events.PrecisionRefused: fold_scaling.precision_refused,
+    events.ScalerReplaced: fold_scaling.scaler_replaced,
+    events.ScalerRefused: fold_scaling.scaler_refused,
+    events.ScaleLimitReached: fold_scaling.limit_reached,
+    events.NonfiniteFound: fold_scaling.nonfinite_found,
     events.FaultInjected: fold_ranks.fault_injected,
     events.AgentStopping: fold_ranks.agent_stopping,
     events.AgentExited: fold_ranks.agent_exited,

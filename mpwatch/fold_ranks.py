@@ -102,6 +102,8 @@ def agent_exited(state: FoldState, frame: Frame, event: events.AgentExited) -> N
     """The interpreter is ending."""
     rank = rank_of(state, frame)
     rank.exited, rank.paused = True, False
+    if frame.rank == LEAD_RANK:
+        state.windows_dropped = event.windows_dropped
     rank.error_type = None if event.error_type is None else clean_text(event.error_type, 200)
     rank.error = None if event.error is None else clean_text(event.error)
     fold_commands.settle(state)

@@ -9,9 +9,23 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from mpwatch.codec import Frame
-from mpwatch.events import OptimizerDescribed, PhaseMemory, SystemSampled
+from mpwatch.events import (
+    ActivationsSampled,
+    GradientsSampled,
+    OptimizerDescribed,
+    PhaseMemory,
+    SystemSampled,
+)
 from mpwatch.quantiles import LogHistogram
-from mpwatch.store import AttemptSeen, FaultSeen, HookSeen, OverflowSeen
+from mpwatch.store import (
+    AttemptSeen,
+    DiagnosisSeen,
+    FaultSeen,
+    HookSeen,
+    OverflowSeen,
+    PrecisionSeen,
+    ScalingSeen,
+)
 
 MAX_SEGMENTS: Final = 4000
 MAX_ENTRIES: Final = 200
@@ -182,10 +196,18 @@ class FoldState(msgspec.Struct):
     recent: list[RecentStep] = []
     phases: dict[str, LogHistogram] = {}
     memory: dict[str, MemoryState] = {}
+    precision: PrecisionSeen | None = None
+    scaling: ScalingSeen | None = None
     overflows: list[OverflowSeen] = []
     overflow_count: int = 0
+    diagnoses: list[DiagnosisSeen] = []
+    locate_us: float | None = None
+    gradients: GradientsSampled | None = None
+    activations: ActivationsSampled | None = None
     commands: dict[str, CommandState] = {}
     faults: list[FaultSeen] = []
+    decisions: list[dict[str, Any]] = []
+    windows_dropped: int = 0
     missing_frames: int = 0
     hooks_disabled: list[HookSeen] = []
     agent_s: float = 0.0

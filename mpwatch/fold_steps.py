@@ -10,16 +10,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mpwatch import events
+from mpwatch import events, fold_overflows
 from mpwatch.codec import Frame
 from mpwatch.fold_state import FoldState, MemoryState, RecentStep, StepCounts, append, rank_of
 from mpwatch.quantiles import LogHistogram
-from mpwatch.store import OverflowSeen
 from mpwatch.vocabulary import clean_text
 
 RECENT_STEPS: Final = 50
-MAX_OVERFLOWS: Final = 500
 MAX_PHASES: Final = 16
+MAX_DECISIONS: Final = 1000
 MAX_RATES: Final = 32
 LEAD_RANK: Final = 0
 LEAD_OPTIMIZER: Final = 0
@@ -58,6 +57,8 @@ def _leading_step(state: FoldState, event: events.StepFinished) -> None:
         )
     if event.grad_norm is not None:
         state.grad_norm = event.grad_norm
+    if event.locate_us is not None and is_duration(event.locate_us):
+        state.locate_us = event.locate_us
     if event.learning_rates:
         state.learning_rates = event.learning_rates[:MAX_RATES]
     state.samples_known |= event.samples is not None
@@ -87,21 +88,27 @@ def _memory(state: FoldState, memory: dict[str, events.PhaseMemory]) -> None:
 
 def _overflow(state: FoldState, frame: Frame, event: events.StepFinished) -> None:
     state.overflow_count += 1
-    seen = OverflowSeen(
-        step=event.step,
-        attempt=frame.attempt,
-        rank=frame.rank,
-        optimizer=event.optimizer,
-        loss_scale_before=event.loss_scale_before,
-        loss_scale_after=event.loss_scale_after,
-    )
-    append(state.overflows, seen, MAX_OVERFLOWS)
+    fold_overflows.happened(state, frame, event)
 
 
 def window_discarded(state: FoldState, frame: Frame, event: events.WindowDiscarded) -> None:
     """The script cleared gradients without a step."""
     if frame.rank == LEAD_RANK:
         state.discarded_windows += 1
+
+
+def accumulation_changed(state: FoldState, frame: Frame, event: events.AccumulationChanged) -> None:
+    """Another number of script windows makes one from here on, or accumulation was refused."""
+    if frame.rank != LEAD_RANK:
+        return
+    decision = {
+        "step": event.step,
+        "action": f"accumulate {event.multiplier}",
+        "reason": clean_text(event.reason, 300),
+        "inputs": {"multiplier": event.multiplier, "previous": event.previous},
+        "outcome": "refused" if event.refused else "applied",
+    }
+    append(state.decisions, decision, MAX_DECISIONS)
 
 
 def is_duration(value: float | None) -> bool:

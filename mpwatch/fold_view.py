@@ -21,13 +21,14 @@ from mpwatch.store import (
 
 # What a view takes from the state as it is, and what as a tuple.
 _SAME: Final = (
-    "cursor", "discarded_windows", "multiplier", "loss_scale", "loss", "grad_norm",
-    "learning_rates", "overflow_count", "missing_frames", "described", "roots", "device", "scaler",
-    "compiled", "notes", "torch_version", "python_version", "threads", "world_size", "silent_s",
+    "cursor", "discarded_windows", "windows_dropped", "multiplier", "loss_scale", "loss",
+    "grad_norm", "learning_rates", "precision", "scaling", "overflow_count", "missing_frames",
+    "described", "roots", "device", "scaler", "compiled", "notes", "torch_version",
+    "python_version", "threads", "world_size", "silent_s",
     "stopping", "system", "first_event_time", "last_event_time", "hubs", "record_dropped",
-    "record_error",
+    "record_error", "locate_us", "gradients", "activations",
 )  # fmt: skip
-_LISTS: Final = ("overflows", "faults", "hooks_disabled", "attempts")
+_LISTS: Final = ("decisions", "overflows", "diagnoses", "faults", "hooks_disabled", "attempts")
 
 
 def view_of(state: FoldState) -> RunView:

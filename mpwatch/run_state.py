@@ -87,13 +87,13 @@ def ended_state(attempt: Attempt, evidence: Evidence) -> State:
     if attempt.exit_code == 0:
         if evidence.bound is False:
             return "never_trained"
-        return "stopped" if evidence.stopping == "stop_at_boundary" else "finished"
+        return "stopped" if evidence.stopping not in (None, "max_steps") else "finished"
     died_of = attempt.signal or _BY_CODE.get(attempt.exit_code or 0)
     if died_of == "SIGKILL":
         return "oom" if attempt.cause == "oom_kill" else "killed"
     if died_of == "SIGTERM" and evidence.stopping and attempt.cause is None:
         # The script swallowed the agent's SystemExit until that sent SIGTERM.
-        return "stopped" if evidence.stopping == "stop_at_boundary" else "finished"
+        return "stopped" if evidence.stopping not in (None, "max_steps") else "finished"
     asked = died_of or (attempt.by if _obeyed(attempt, evidence) else None)
     if asked == "SIGINT":
         return "stopped"
@@ -107,7 +107,7 @@ def _served_state(evidence: Evidence) -> State:
         return "oom" if _out_of_memory(evidence) else "crashed"
     if not evidence.exited:
         return "lost"
-    return "stopped" if evidence.stopping == "stop_at_boundary" else "finished"
+    return "stopped" if evidence.stopping not in (None, "max_steps") else "finished"
 
 
 def live_state(evidence: Evidence) -> State:

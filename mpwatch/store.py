@@ -9,7 +9,12 @@ from typing import Any
 
 import msgspec
 
-from mpwatch.events import OptimizerDescribed, SystemSampled
+from mpwatch.events import (
+    ActivationsSampled,
+    GradientsSampled,
+    OptimizerDescribed,
+    SystemSampled,
+)
 
 
 class PhaseSeconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +34,11 @@ class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverflowSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose gradients were not finite."""
+    """A step whose gradients were not finite, and what was found of it.
+
+    The fields up to `evidence` are those of `OverflowLocated`, with `kind` for its `nonfinite`;
+    `verdict` is None where nobody looked.
+    """
 
     step: int
     attempt: int
@@ -37,6 +46,67 @@ class OverflowSeen(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: int
     loss_scale_before: float | None
     loss_scale_after: float | None
+    micro_batch: int | None = None
+    micro_batch_reason: str = ""
+    parameter: str | None = None
+    module: str | None = None
+    kind: str | None = None
+    where: str | None = None
+    loss_scale: float | None = None
+    headroom_octaves: float | None = None
+    parameters_hit: int | None = None
+    order: str | None = None
+    verdict: str | None = None
+    evidence: str = ""
+    dumped: str = ""
+
+
+class DiagnosisSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong with the run: `severity` is info, warning or fault."""
+
+    name: str
+    severity: str
+    step: int
+    evidence: str
+    advice: str
+    rank: int = 0
+
+
+class PrecisionSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of `--precision`: `state` is "applied", "refused" or "given_back" (taken off)."""
+
+    mode: str
+    state: str
+    dtype: str | None = None
+    scaler: str | None = None
+    reason: str = ""
+    after_step: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class ScaleLimitSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss scale was at a limit: "low", "floor" or "ceiling"."""
+
+    limit: str
+    scale: float
+    step: int
+    action: str
+
+
+class ScalingSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss scaler that was asked for, and where it came to its limits (the newest ones).
+
+    `replaced` names whose policy it replaced; `refused` says why it is not used, where it is not.
+    """
+
+    policy: str | None = None
+    replaced: str | None = None
+    refused: str = ""
+    knobs: dict[str, str | int | float | bool | None] = {}
+    expected_skip_rate: float | None = None
+    notes: tuple[str, ...] = ()
+    limits: tuple[ScaleLimitSeen, ...] = ()
+    nonfinite_steps: int = 0
 
 
 class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +203,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0
     superseded: int = 0
     discarded_windows: int = 0
+    windows_dropped: int = 0
     script_window: int | None = None
     multiplier: int | None = None
     accumulation_steps: int | None = None
@@ -146,9 +217,11 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     phase_s: dict[str, PhaseSeconds] = {}
     memory_bytes: dict[str, PhaseBytes] = {}
+    precision: PrecisionSeen | None = None
+    scaling: ScalingSeen | None = None
     overflows: tuple[OverflowSeen, ...] = ()
     overflow_count: int = 0
-    diagnoses: tuple[dict[str, Any], ...] = ()
+    diagnoses: tuple[DiagnosisSeen, ...] = ()
     commands: tuple[CommandSeen, ...] = ()
     decisions: tuple[dict[str, Any], ...] = ()
     checkpoints: tuple[dict[str, Any], ...] = ()
@@ -160,6 +233,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     agent_us_per_step: float | None = None
     agent_sampled_us_per_step: float | None = None
     locate_us: float | None = None
+    gradients: GradientsSampled | None = None
+    activations: ActivationsSampled | None = None
     optimizers: tuple[OptimizerSeen, ...] = ()
     ranks: tuple[RankSeen, ...] = ()
     attempts: tuple[AttemptSeen, ...] = ()

@@ -44,15 +44,31 @@ SCALERS: Final[tuple[str, ...]] = (
     "doubling",
     "histogram",
 )
+# What a loss scaler does when it would pass its floor or ceiling, and what is done about gradients
+# that are not finite where no scaler takes part.
+AT_LIMIT: Final[tuple[str, ...]] = ("warn", "checkpoint", "stop")
+ON_NONFINITE: Final[tuple[str, ...]] = ("warn", "skip", "stop", "rollback")
+# Accepted words that need checkpoints, which belong to later work: refused by name.
+ACTIONS_TO_COME: Final[frozenset[str]] = frozenset({"checkpoint", "rollback"})
+HALF_DTYPES: Final[tuple[str, ...]] = ("fp16", "bf16")
+INTERVAL_UNITS: Final[tuple[str, ...]] = ("windows", "micro_batches", "samples")
 POLICIES: Final[tuple[str, ...]] = ("fixed", "goodput", "critical", "window")
 
 # Default cadences, in steps of the leading optimizer.
 GRAD_NORM_EVERY: Final = 50
 MEMORY_EVERY: Final = 20
+GRADIENTS_EVERY: Final = 200
+ACTIVATIONS_EVERY: Final = 500
+# How much is watched after each backward, to tell which micro-batch overflowed.
+LOCATE_MODES: Final[tuple[str, ...]] = ("auto", "full", "off")
+
+SCHEDULES: Final[tuple[str, ...]] = ("updates", "samples")
+LR_RULES: Final[tuple[str, ...]] = ("none", "linear", "sqrt", "adascale", "auto")
 
 # Every line that mpwatch writes to a script's stderr begins with this.
 STDERR_PREFIX: Final = "mpwatch: "
 
+_INTERVAL: Final = re.compile(r"([0-9]{1,10}) ?([a-z_]*)")
 # Controls, and what is invisible or turns the order of what is shown.
 _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
@@ -62,6 +78,38 @@ _LINE_OR_TAB = re.compile(r"[\t\n\r\u2028\u2029]")
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
+
+
+def parse_precision(text: str) -> tuple[str, str | None]:
+    """The mode and, where given, the 16-bit format of a precision such as "O1" or "O1:fp16".
+
+    Raises:
+        ValueError: quoting the text and saying what is allowed.
+    """
+    mode, separator, dtype = text.partition(":")
+    right = mode in PRECISIONS and (not separator or (dtype in HALF_DTYPES and mode != "O0"))
+    if not right:
+        raise ValueError(
+            f"{clean_text(text, 40)!r} is no precision; allowed are O0, and O1, O2, O3 by"
+            " themselves or with :fp16 or :bf16"
+        )
+    return mode, dtype or None
+
+
+def parse_interval(text: str) -> tuple[int, str]:
+    """Count and unit of a growth interval: "2000" (windows), "64000samples".
+
+    Raises:
+        ValueError: quoting the text and saying what is allowed.
+    """
+    found = _INTERVAL.fullmatch(text.replace("-", "_"))
+    unit = (found[2] or "windows") if found else ""
+    if found is None or unit not in INTERVAL_UNITS or not 1 <= int(found[1]) <= 10**9:
+        raise ValueError(
+            f"{clean_text(text, 40)!r} is no interval; allowed are 1 to 10^9 windows, or with a"
+            " unit: 64000samples, 16384micro_batches"
+        )
+    return int(found[1]), unit
 
 
 def clean_text(text: str, limit: int = 2000) -> str:

@@ -22,11 +22,13 @@ from mpwatch.events import (
     HookDisabled,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
-from mpwatch_agent import binding, hooks
+from mpwatch_agent import adopting, asked, binding, hooks
+from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.faulting import Faults
 from mpwatch_agent.loop import Loop
+from mpwatch_agent.observing import Observing
 from mpwatch_agent.orphan import orphan_of
 from mpwatch_agent.outbox import Outbox
 from mpwatch_agent.patches import PatchTable
@@ -35,6 +37,7 @@ from mpwatch_agent.roots import Roots
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
 from mpwatch_agent.steering import Steering
+from mpwatch_agent.updates import Updates
 from mpwatch_agent.windows import sizes_of
 
 # How long the end of the script may wait for the hub to take the last events.
@@ -92,12 +95,33 @@ class Agent:
         self.roots = Roots(
             self.guard("forward of a root", self.forward_begins), self.guard, self.gate, self.loop
         )
+        self.observing = Observing(
+            self._shield,
+            self.gate,
+            self.loop,
+            self.roots,
+            self.sampling,
+            settings,
+            self.tell_at_once,
+            say_on_stderr,
+            None if spec is None else spec["run_directory"],
+        )
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
+        self.accumulating = Accumulating(self, settings)
+        self.boundary.defers = self.accumulating.command
+        self.boundary.prepares = self.accumulating.prepare
         self._handles: list[Any] = []
         self._adopted: list[weakref.ref[Any]] = []
-        self._gradients_whole = self.guard_steering(
-            "steering at whole gradients", self.steering.gradients_whole
+        self.updates = Updates(self)
+        self._let_go = self.guard("steering at the end of watching", self.steering.abandon)
+        self._loop_known = self.guard_steering(
+            "steering once the loop is known", self.steering.loop_known
+        )
+        self.wishes = settings
+        asked.put_on(self, settings)
+        self._forward_steered = self.guard_steering(
+            "steering at a forward", self.steering.forward_begins
         )
         self._act_for_watch = self.guard("command in a watched loop", self.act)
 
@@ -115,6 +139,7 @@ class Agent:
         missing = hooks.install(self._table, self)
         self.roots.notes.extend(f"this torch has no {name}" for name in missing)
         os.register_at_fork(after_in_child=self._forked)
+        self.accumulating.install(self._table)
         self.gate.open = True
 
     def adopt(self, optimizer: Any) -> None:
@@ -123,21 +148,12 @@ class Agent:
             return
         self._adopted.append(weakref.ref(optimizer))
         self.optimizer_made(optimizer)
-        if not getattr(type(optimizer).step, "mpwatch_sees", False):
-            begins = self.guard("step of an adopted optimizer", self.step_begins)
-            ends = self.guard("end of step of an adopted optimizer", self.step_ends)
-            gate = self.gate
+        self._handles.extend(adopting.adopt(self, optimizer))
 
-            def before(adopted: Any, args: Any, kwargs: Any) -> None:
-                if gate.open:
-                    begins(adopted)
-
-            def after(adopted: Any, args: Any, kwargs: Any) -> None:
-                if gate.open:
-                    ends(adopted, True)
-
-            self._handles.append(optimizer.register_step_pre_hook(before))
-            self._handles.append(optimizer.register_step_post_hook(after))
+    def hook_as_well(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put on a hook that only something asked for needs, once."""
+        if f"{getattr(owner, '__name__', owner)}.{name}" not in self._table.names():
+            self._table.replace(owner, name, make)
 
     def detach(self, error: BaseException | None = None) -> None:
         """End watching this process, because of `error` or none, and say so to the hub."""
@@ -159,7 +175,10 @@ class Agent:
 
     def remove(self) -> None:
         """Take every hook off again; what was seen stays reported."""
+        if self.gate.steers:
+            self._let_go("the loop is not watched any more")
         self.gate.open = False
+        self.accumulating.release()
         self._table.restore()
         self.roots.remove()
         for handle in self._handles:
@@ -173,8 +192,13 @@ class Agent:
         if not self.gate.bound:
             self.bind()
         self.loop.tracks.of(optimizer)
-        self.loop.lazy = self.faults is None and len(self.loop.tracks.live) == 1
+        self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
+        self.observing.optimizer_made()
+
+    def _may_wait(self) -> bool:
+        """Whether hooks may leave their work to the next one: nobody has to act in between."""
+        return self.faults is None and not self.gate.steers
 
     def backward_begins(self, tensors: Any) -> None:
         """A backward begins where faults are injected; elsewhere the loop is told directly."""
@@ -209,6 +233,10 @@ class Agent:
             stop = self.boundary.act()
             # What acting took (a pause) is no part of the forward.
             now = time.perf_counter()
+        if training and not loop.windows.unstepped:
+            self.boundary.settle_deferred()
+        if training and self.gate.steers:
+            self._forward_steered(arguments)
         loop.forward_begins(now, training, sizes_of(arguments))
         if training and self.faults is not None:
             self.faults.window_forward()
@@ -218,56 +246,9 @@ class Agent:
         """A place where a command may act, though no forward or loader was ever seen."""
         return self.boundary.act()
 
-    def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
-        if scaler._enabled:
-            self._before_update(optimizer)
-            self.loop.still_scaled = False
-
-    def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
-        if scaler._enabled:
-            self._before_update(optimizer)
-        self.loop.scaler_step_begins(scaler, optimizer)
-
-    def scaler_updated(self, scaler: Any) -> None:
-        if scaler._enabled:
-            self.loop.scaler_updated()
-
-    def clip_begins(self) -> None:
-        if self.faults is not None:
-            self.faults.before_update()
-        self.sampling.clip_begins(self.loop)
-
-    def clip_ends(self, norm: Any, norm_type: Any) -> None:
-        self.sampling.clip_ends(self.loop, norm, norm_type)
-
-    def step_begins(self, optimizer: Any) -> None:
-        if not self.gate.bound:
-            self.bind()
-        self._before_update(optimizer)
-        self.loop.step_begins(optimizer)
-
-    def step_ends(self, optimizer: Any, completed: bool) -> None:
-        self.loop.step_ends(optimizer, completed)
-
-    def _before_update(self, optimizer: Any) -> None:
-        track = self.loop.tracks.of(optimizer)
-        faults = self.faults if self._leads(optimizer) else None
-        if faults is not None:
-            faults.before_update()
-        if not track.whole:
-            if self.gate.steers:
-                self._gradients_whole(optimizer)
-            self.loop.before_update(track, optimizer)
-        if faults is not None:
-            faults.phase_begins("optimizer")
-
     def guard_steering(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Guard a function of `steering`: if it fails, the loop is the script's own again."""
         return self._shield.guard_steering(name, function, self.steering.abandon)
-
-    def _leads(self, optimizer: Any) -> bool:
-        leader = self.loop.tracks.leader
-        return leader is None or leader.ref() is optimizer
 
     # --- events out -------------------------------------------------------------------------
 
@@ -279,7 +260,11 @@ class Agent:
             # Once two windows were seen, what there is of a loop is known.
             if not self._said_loop and draft.step - self.loop.steps_before >= 2:
                 self._say_loop()
+                if self.gate.steers:
+                    self._loop_known()
+        located = self.observing.before_report(draft)
         self.reports.step(draft, self.loop.steps)
+        self.observing.after_report(draft, located)
 
     def _say_loop(self) -> None:
         self._said_loop = True
@@ -289,6 +274,11 @@ class Agent:
         """Send `event` and what waits, now."""
         self.reports.tell(event)
         self.flush()
+
+    def say(self, line: str) -> None:
+        """One line on the script's stderr, where this process is the rank's own."""
+        if self.reports.outbox is not None or self._spec is None:
+            say_on_stderr(line)
 
     def flush(self) -> None:
         """Send what waits, now."""
@@ -314,7 +304,7 @@ class Agent:
             if self.gate.thread is None:
                 self.gate.thread = threading.get_ident()
                 self.loop.tracks.forget_other_threads()
-                self.loop.lazy = self.faults is None and len(self.loop.tracks.live) <= 1
+                self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) <= 1
 
     def _bind(self) -> None:
         if self._spec is None:
@@ -360,9 +350,12 @@ class Agent:
                 self.faults.at_exit()
             left_open = self.loop.end()
             self.boundary.at_exit()
+            for line in self.observing.last_lines():
+                say_on_stderr(line)
             self.reports.release(wait=True)
             if not self._said_loop:
                 self._say_loop()
+                self._loop_known()
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.
             self.reports.tell(
                 self._last_words(error or getattr(sys, "last_value", None), left_open)
@@ -378,6 +371,7 @@ class Agent:
             error_type=None if error is None else type(error).__name__,
             error=None if error is None else clean_text(str(error), 500),
             windows_open=left_open,
+            windows_dropped=self.loop.windows.kept_back(),
         )
 
 

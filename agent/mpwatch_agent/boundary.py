@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -54,9 +55,16 @@ class Boundary:
         self._max_steps = max_steps
         self._last_look = 0.0
         self._outcomes: OrderedDict[str, Event] = OrderedDict()
+        # Commands that wait for the next training forward, and who decides about them there: a
+        # note when applied, None to be asked again, ValueError to refuse.
+        self.defers: Callable[[commands.SetAccumulation], str | None] | None = None
+        self.prepares: Callable[[], None] | None = None
+        self._deferred: list[tuple[str, commands.SetAccumulation]] = []
         self._stops = 0
         self._steps_at_stop = -1
         self._paused: commands.Pause | None = None
+        # Commands that other parts of the agent carry out: each returns a note.
+        self._handlers: dict[type[commands.Command], Callable[[Any], str]] = {}
         self.stop_reason: str | None = None
         # Set by `watch()` loops: their iteration ends instead of an exception being raised.
         self.ends_iteration = False
@@ -81,12 +89,23 @@ class Boundary:
             self._take_commands()
             if self._paused is not None:
                 self._wait()
+        if self._deferred and self.prepares is not None:
+            self.prepares()
         limit = self._max_steps
         if limit is not None and self._loop.steps >= limit and self.stop_reason is None:
             self._stop("max_steps")
         return self._end_script(repeat) if self.stop_reason is not None else None
 
+    def carries_out(self, kind: type[commands.Command], handler: Callable[[Any], str]) -> None:
+        """Have `handler` carry out commands of `kind`: it returns a note or raises ValueError."""
+        self._handlers[kind] = handler
+
     # --- ending -----------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End the script at the next boundary, for a reason that arose in the loop itself."""
+        if self.stop_reason is None:
+            self._stop(reason)
 
     def _stop(self, reason: str) -> None:
         self.stop_reason = reason
@@ -118,13 +137,49 @@ class Boundary:
             request = _request_decoder.decode(payload)
         except msgspec.DecodeError:
             return
+        if any(request.id == id for id, _ in self._deferred) or self._is_deferred(request):
+            return
         earlier = self._outcomes.get(request.id)
         outcome = earlier if earlier is not None else self._run(request)
-        self._outcomes[request.id] = outcome
+        self._answered(request.id, outcome)
+
+    def _answered(self, id: str, outcome: Event) -> None:
+        self._outcomes[id] = outcome
         while len(self._outcomes) > MAX_REMEMBERED:
             self._outcomes.popitem(last=False)
         self._say(outcome)
         self._flush()
+
+    def _is_deferred(self, request: commands.CommandRequest) -> bool:
+        if request.id in self._outcomes or self.defers is None:
+            return False
+        try:
+            command = commands.decode(request.command)
+        except (msgspec.DecodeError, ValueError):
+            return False
+        if not isinstance(command, commands.SetAccumulation):
+            return False
+        self._deferred.append((request.id, command))
+        return True
+
+    def settle_deferred(self, *, in_backward: bool = False) -> None:
+        """A training forward (or, where none is seen, a backward) begins: what waited acts now."""
+        if not self._deferred or not self._loop.at_boundary(in_backward=in_backward):
+            return
+        assert self.defers is not None
+        while self._deferred:
+            id, command = self._deferred[0]
+            step, name = self._loop.steps, commands.name_of(command)
+            outcome: Event
+            try:
+                note = self.defers(command)
+                if note is None:
+                    return
+                outcome = CommandApplied(id=id, command=name, step=step, note=note)
+            except ValueError as error:
+                outcome = CommandRefused(id=id, command=name, reason=str(error), step=step)
+            del self._deferred[0]
+            self._answered(id, outcome)
 
     def _run(self, request: commands.CommandRequest) -> Event:
         step = self._loop.steps
@@ -156,16 +211,20 @@ class Boundary:
                 return ""
             case commands.SetSampling():
                 return self._set_sampling(command)
+            case _ if type(command) in self._handlers:
+                return self._handlers[type(command)](command)
+            case commands.LocateOverflow():
+                return self._loop.sampling.watch_everything(command.steps, self._loop.steps)
             case _:
                 raise ValueError(f"{commands.name_of(command)} is not built into this agent")
 
     def _set_sampling(self, command: commands.SetSampling) -> str:
-        sampling = self._loop.sampling
-        if command.grad_norm_every is not None:
-            sampling.grad_norm_every = command.grad_norm_every
-        if command.memory_every is not None:
-            sampling.memory_every = command.memory_every
-        return f"grad_norm_every={sampling.grad_norm_every} memory_every={sampling.memory_every}"
+        asked: dict[str, int | bool] = {
+            name: value
+            for name in command.__struct_fields__
+            if (value := getattr(command, name)) is not None
+        }
+        return self._loop.sampling.set(asked)
 
     # --- pause ------------------------------------------------------------------------------
 
@@ -215,6 +274,9 @@ class Boundary:
         self.ends_iteration = True
         if self._outbox is None:
             return
+        for id, command in self._deferred:
+            self._say(_ended(id, command, self._loop.steps))
+        self._deferred.clear()
         payload = self._outbox.look()
         while payload is not None:
             self._refuse_or_grant(payload)
@@ -229,14 +291,7 @@ class Boundary:
         if isinstance(command, commands.StopAtBoundary):
             self._answer(payload)
             return
-        self._say(
-            CommandRefused(
-                id=request.id,
-                command=commands.name_of(command),
-                reason="the script has ended",
-                step=self._loop.steps,
-            )
-        )
+        self._say(_ended(request.id, command, self._loop.steps))
 
     def limit(self, max_steps: int) -> None:
         """End the script after so many finished steps of the leading optimizer."""
@@ -250,3 +305,8 @@ class Boundary:
     def _say(self, event: Event) -> None:
         if self._outbox is not None:
             self._outbox.put(event)
+
+
+def _ended(id: str, command: commands.Command, step: int) -> CommandRefused:
+    name = commands.name_of(command)
+    return CommandRefused(id=id, command=name, reason="the script has ended", step=step)

@@ -7,6 +7,8 @@ two steps later, and only then becomes a `StepFinished`.
 import math
 from typing import Any
 
+import torch
+
 from mpwatch.events import PhaseMemory, StepFinished
 from mpwatch_agent.device import Reading, settle
 from mpwatch_agent.tracks import MicroBatch
@@ -23,11 +25,14 @@ class StepDraft:
         self.optimizer = optimizer
         self.window = window
         self.usual_window = usual
+        self.multiplier = 1
         self.divisor: float | None = None
         self.skipped_by_scaler = False
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
         self.found_inf: Reading = None
         self.checked = False
+        # Gradients were not finite and the step was taken all the same.
+        self.nonfinite = False
         self.scale_before: Reading = None
         self.scale_after: Reading = None
         self.grad_norm: Reading = None
@@ -38,6 +43,9 @@ class StepDraft:
         self.memory: dict[str, PhaseMemory] | None = None
         self.agent_s = 0.0
         self.sampled_s = 0.0
+        self.locate_us: float | None = None
+        # What was found where gradients were not finite.
+        self.located: Any = None
         self.mark: Any = None
         self.time = 0.0
 
@@ -63,7 +71,10 @@ class StepDraft:
             optimizer=self.optimizer,
             micro_batches=len(self.window),
             script_window=max(1, self.usual_window),
-            overflow=_overflow(skipped, self.checked, norm),
+            multiplier=self.multiplier,
+            overflow=_overflow(
+                skipped or self.nonfinite or self.located is not None, self.checked, norm
+            ),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,
             loss=_mean(losses, divisor),
@@ -78,6 +89,7 @@ class StepDraft:
             memory=self.memory,
             agent_s=self.agent_s,
             sampled_s=self.sampled_s,
+            locate_us=self.locate_us,
         )
 
     def _divisor(self) -> float | None:
@@ -116,3 +128,16 @@ def _mean(losses: list[float | None], divisor: float | None) -> float | None:
 def _total(counts: Any) -> int | None:
     values = list(counts)
     return None if not values or None in values else sum(values)
+
+
+def learning_rates(optimizer: Any) -> tuple[float, ...]:
+    """The groups' learning rates, one number where they all agree."""
+    rates = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, torch.Tensor):
+            # A capturable optimizer's: on a device it would have to be waited for.
+            rate = rate.item() if rate.device.type == "cpu" else None
+        if rate is not None:
+            rates.append(float(rate))
+    return (rates[0],) if rates and all(r == rates[0] for r in rates) else tuple(rates)

@@ -172,7 +172,7 @@ class Faults:
 
     def _nan(self, index: int, fault: Fault, micro: int) -> None:
         leader = self._loop.tracks.leader
-        last = max(0, leader.usual_window - 1) if leader else 0
+        last = max(0, leader.usual_window * leader.multiplier - 1) if leader else 0
         if micro != (last if fault.micro is None else fault.micro):
             return
         root = self._roots.first()

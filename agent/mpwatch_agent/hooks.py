@@ -24,12 +24,14 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
     """Put every hook on; returns the names this version of torch does not have."""
     grad_scaler = torch.amp.GradScaler
     optimizer = torch.optim.Optimizer
+    scheduler = torch.optim.lr_scheduler.LRScheduler
     iterator = dataloader._BaseDataLoaderIter
     clip_grad = torch.nn.utils.clip_grad
     # Inside the clip where this torch allows it: around it, a warning would name our frame.
     norm = "_get_total_norm" if "_get_total_norm" in vars(clip_grad) else "clip_grad_norm_"
     places: list[tuple[Any, str, Wrap]] = [
         (torch.autograd, "backward", hooks_backward.backward(agent)),
+        (scheduler, "__init__", hooks_optimizer.scheduler_made(agent)),
         (optimizer, "__init__", hooks_optimizer.optimizer_made(agent)),
         (optimizer, "profile_hook_step", hooks_optimizer.profile_hook_step(agent)),
         (optimizer, "zero_grad", hooks_optimizer.zero_grad(agent)),
@@ -39,6 +41,7 @@ def install(table: PatchTable, agent: "Agent") -> list[str]:
         (grad_scaler, "unscale_", hooks_scaler.unscale(agent)),
         (grad_scaler, "step", hooks_scaler.scaler_step(agent)),
         (grad_scaler, "update", hooks_scaler.update(agent)),
+        (grad_scaler, "load_state_dict", hooks_scaler.state_loaded(agent)),
         (clip_grad, norm, hooks_scaler.clip_norm(agent)),
         (clip_grad, "clip_grad_value_", hooks_scaler.clip_value(agent)),
         (iterator, "__next__", hooks_backward.loader_next(agent)),

@@ -63,6 +63,21 @@ def mode(agent: "Agent") -> Wrap:
     return make
 
 
+def autocast(agent: "Agent", entered: Any) -> Wrap:
+    gate = agent.gate
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def __enter__(self: Any) -> Any:
+            if not gate.passes():
+                entered(self)
+            return original(self)
+
+        return __enter__
+
+    return make
+
+
 def closerange(agent: "Agent") -> Wrap:
     gate = agent.gate
     leave = agent.guard("os.closerange", agent.descriptors_close)

@@ -29,12 +29,31 @@ def optimizer_made(agent: "Agent") -> Wrap:
     return make
 
 
+def scheduler_made(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    made = agent.guard("LRScheduler.__init__", agent.observing.windows.scheduler_made)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if not gate.passes():
+                made(self)
+
+        return __init__
+
+    return make
+
+
 def profile_hook_step(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
-    begins = agent.guard("Optimizer.step", agent.step_begins)
-    ends = agent.guard("end of Optimizer.step", agent.step_ends)
+    begins = agent.guard("Optimizer.step", agent.updates.step_begins)
+    ends = agent.guard("end of Optimizer.step", agent.updates.step_ends)
     swallows = agent.guard_steering("steering at step", agent.steering.swallows_step)
+    steer = agent.guard_steering("steering into a step", agent.steering.step_begins)
+    steered = agent.guard_steering("steering after a step", agent.steering.step_ended)
+    skipping = agent.steering.skipping
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -55,6 +74,12 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                         loop.windows.stepping += 1
                     else:
                         begins(args[0])
+                    if gate.steers:
+                        steer(args[0])
+                    if skipping and id(args[0]) in skipping:
+                        skipping.discard(id(args[0]))
+                        loop.step_skipped = completed = True
+                        return None
                     result = hooked(*args, **kwargs)
                     completed = True
                     return result
@@ -64,6 +89,8 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                     finally:
                         # Whatever was interrupted where, nothing is left half counted.
                         loop.step_left(stepping)
+                        if gate.steers:
+                            steered(args[0], completed)
 
             step.mpwatch_sees = True
             return step
@@ -78,6 +105,7 @@ def zero_grad(agent: "Agent") -> Wrap:
     loop = agent.loop
     act = agent.guard("command at zero_grad", agent.act)
     cleared = agent.guard("Optimizer.zero_grad", loop.optimizer_cleared)
+    steered = agent.guard_steering("steering at zero_grad", agent.steering.cleared)
 
     def make(original: Any) -> Any:
         @wrapper(original)
@@ -89,6 +117,8 @@ def zero_grad(agent: "Agent") -> Wrap:
                 if stop is not None:
                     raise stop
             result = original(self, *args, **kwargs)
+            if gate.steers:
+                steered(self)
             if loop.windows.clears_by_hook and loop.at_rest():
                 return result
             cleared(self)
@@ -105,6 +135,9 @@ def module_zero_grad(agent: "Agent") -> Wrap:
     act = agent.guard("command at zero_grad of a module", agent.act)
     look = agent.guard("probes", loop.probes)
     cleared = agent.guard("Module.zero_grad", loop.windows.module_cleared)
+    steered = agent.guard_steering(
+        "steering at zero_grad of a module", agent.steering.module_cleared
+    )
 
     def make(original: Any) -> Any:
         @wrapper(original)
@@ -119,6 +152,8 @@ def module_zero_grad(agent: "Agent") -> Wrap:
                 return original(self, *args, **kwargs)
             before = look()
             result = original(self, *args, **kwargs)
+            if gate.steers:
+                steered(self)
             if before:
                 cleared(before)
             return result

@@ -18,21 +18,24 @@ MAX_UNSCALED = 16
 
 
 def scale(agent: "Agent") -> Wrap:
-    gate, loop = agent.gate, agent.loop
-    several = agent.guard("GradScaler.scale", loop.losses_scaled)
+    gate, loop, losses = agent.gate, agent.loop, agent.loop.losses
+    several = agent.guard("GradScaler.scale", loop.losses.scaled)
+    steer = agent.guard_steering("steering at scale", agent.steering.scale_begins)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
+            if gate.steers and self._enabled and not gate.passes():
+                steer(self)
             result = original(self, outputs)
             if self._enabled and gate.open and not gate.elsewhere():
                 loop.scaler = self
                 loop.scaled = loop.still_scaled = True
-                if len(loop.unscaled) > MAX_UNSCALED:
-                    loop.unscaled.clear()
+                if len(losses.unscaled) > MAX_UNSCALED:
+                    losses.unscaled.clear()
                 if type(outputs) is torch.Tensor:
                     # Kept until the backward that follows, which reads the value of it.
-                    loop.unscaled[id(result)] = (result, outputs)
+                    losses.unscaled[id(result)] = (result, outputs)
                 else:
                     several(outputs, result)
             return result
@@ -44,7 +47,8 @@ def scale(agent: "Agent") -> Wrap:
 
 def unscale(agent: "Agent") -> Wrap:
     gate = agent.gate
-    begins = agent.guard("GradScaler.unscale_", agent.unscale_begins)
+    begins = agent.guard("GradScaler.unscale_", agent.updates.unscale_begins)
+    ends = agent.guard("end of GradScaler.unscale_", agent.observing.unscale_ends)
     swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
 
     def make(original: Any) -> Any:
@@ -54,7 +58,14 @@ def unscale(agent: "Agent") -> Wrap:
                 if gate.steers and swallows(self, optimizer):
                     return None
                 begins(self, optimizer)
-            return original(self, optimizer)
+            completed = False
+            try:
+                result = original(self, optimizer)
+                completed = True
+                return result
+            finally:
+                if self._enabled and not gate.passes():
+                    ends(self, optimizer, completed)
 
         return unscale_
 
@@ -64,8 +75,9 @@ def unscale(agent: "Agent") -> Wrap:
 def scaler_step(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
-    begins = agent.guard("GradScaler.step", agent.scaler_step_begins)
+    begins = agent.guard("GradScaler.step", agent.updates.scaler_step_begins)
     ends = agent.guard("end of GradScaler.step", agent.loop.scaler_step_ends)
+    failed = agent.guard("failure of GradScaler.step", agent.observing.diagnoser.scaler_step_failed)
     swallows = agent.guard_steering(
         "steering at GradScaler.step", agent.steering.swallows_scaler_step
     )
@@ -90,6 +102,8 @@ def scaler_step(agent: "Agent") -> Wrap:
             finally:
                 try:
                     ends(self, optimizer, completed)
+                    if not completed:
+                        failed(self, optimizer)
                 finally:
                     loop.in_scaler_step = None
 
@@ -100,15 +114,25 @@ def scaler_step(agent: "Agent") -> Wrap:
 
 def update(agent: "Agent") -> Wrap:
     gate = agent.gate
-    updated = agent.guard("GradScaler.update", agent.scaler_updated)
+    updated = agent.guard("GradScaler.update", agent.updates.scaler_updated)
     swallows = agent.guard_steering("steering at update", agent.steering.swallows_update)
+    steer = agent.guard_steering("steering into update", agent.steering.update_begins)
+    steered = agent.guard_steering("steering after update", agent.steering.update_ended)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if gate.steers and not gate.passes() and swallows(self):
-                return None
+            new_scale = args[0] if args else kwargs.get("new_scale")
+            if gate.steers and not gate.passes():
+                # A scale that the script gives is its own wish, whatever window this is in.
+                answer = swallows(self) if new_scale is None else False
+                # None: it has failed, perhaps after the step that this belongs to was swallowed.
+                if answer or (answer is None and not _has_checks(self)):
+                    return None
+                steer(self, new_scale)
             result = original(self, *args, **kwargs)
+            if gate.steers and not gate.passes():
+                steered(self, new_scale)
             if not gate.passes():
                 updated(self)
             return result
@@ -118,11 +142,38 @@ def update(agent: "Agent") -> Wrap:
     return make
 
 
+def _has_checks(scaler: Any) -> bool:
+    """Whether an update finds what it needs: some optimizer's gradients were looked at."""
+    states = scaler._per_optimizer_states.values() if scaler._enabled else ()
+    return not scaler._enabled or any(state["found_inf_per_device"] for state in states)
+
+
+def state_loaded(agent: "Agent") -> Wrap:
+    gate = agent.gate
+    loaded = agent.guard("GradScaler.load_state_dict", agent.observing.diagnoser.scaler_loaded)
+    steered = agent.guard_steering("steering at loaded state", agent.steering.scaler_loaded)
+
+    def make(original: Any) -> Any:
+        @wrapper(original)
+        def load_state_dict(self: Any, state_dict: Any) -> Any:
+            result = original(self, state_dict)
+            if gate.steers and self._enabled and not gate.passes():
+                steered(self)
+            if not gate.passes():
+                loaded(self)
+            return result
+
+        return load_state_dict
+
+    return make
+
+
 def clip_norm(agent: "Agent") -> Wrap:
     gate = agent.gate
     loop = agent.loop
-    begins = agent.guard("clip_grad_norm_", agent.clip_begins)
-    ends = agent.guard("end of clip_grad_norm_", agent.clip_ends)
+    begins = agent.guard("clip_grad_norm_", agent.updates.clip_begins)
+    steer = agent.guard_steering("steering at clip", agent.steering.swallows_clip)
+    ends = agent.guard("end of clip_grad_norm_", agent.updates.clip_ends)
 
     def make(original: Any) -> Any:
         # `clip_grad_norm_(parameters, max_norm, norm_type)`, `_get_total_norm(tensors, norm_type)`.
@@ -132,6 +183,13 @@ def clip_norm(agent: "Agent") -> Wrap:
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
             if gate.passes():
                 return original(*args, **kwargs)
+            clip = None
+            if gate.steers and position == 1:
+                clip = steer(args[0] if args else kwargs["tensors"])
+            if clip is not None:
+                args, kwargs = _over(clip.tensors, args, kwargs)
+                if clip.factor is not None:
+                    return original(*args, **kwargs) * clip.factor
             if loop.updating is None:
                 begins()
             norm = original(*args, **kwargs)
@@ -143,15 +201,37 @@ def clip_norm(agent: "Agent") -> Wrap:
     return make
 
 
+def _over(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a norm, with other tensors."""
+    if args:
+        return (tensors, *args[1:]), kwargs
+    return args, {**kwargs, "tensors": tensors}
+
+
+def _parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The parameters of a clip, as a list, and its arguments with them in place of a generator."""
+    given = args[0] if args else kwargs["parameters"]
+    parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+    if args:
+        return parameters, (parameters, *args[1:]), kwargs
+    return parameters, args, {**kwargs, "parameters": parameters}
+
+
 def clip_value(agent: "Agent") -> Wrap:
     gate = agent.gate
-    begins = agent.guard("clip_grad_value_", agent.clip_begins)
+    begins = agent.guard("clip_grad_value_", agent.updates.clip_begins)
+    swallows = agent.guard_steering("steering at a clip of values", agent.steering.swallows_values)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
-            if not gate.passes():
-                begins()
+            if gate.passes():
+                return original(*args, **kwargs)
+            if gate.steers:
+                parameters, args, kwargs = _parameters(args, kwargs)
+                if swallows([p.grad for p in parameters if p.grad is not None]):
+                    return None
+            begins()
             return original(*args, **kwargs)
 
         return clip_grad_value_

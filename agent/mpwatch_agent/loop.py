@@ -13,8 +13,8 @@ import torch
 
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
-from mpwatch_agent.drafts import StepDraft
-from mpwatch_agent.losses import divisor_of
+from mpwatch_agent.drafts import StepDraft, learning_rates
+from mpwatch_agent.losses import Losses
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import invisible_to_dynamo
@@ -23,10 +23,6 @@ from mpwatch_agent.windows import Before, Windows, sizes_of
 
 # Optimizers beyond this many are counted, not reported step by step (one per parameter happens).
 MAX_REPORTED_OPTIMIZERS = 8
-
-# A divisor is looked for in the first windows, then in every fiftieth.
-DIVISOR_WINDOWS = 5
-DIVISOR_EVERY = 50
 
 Sizes = tuple[int | None, int | None]
 _clock = time.perf_counter
@@ -49,9 +45,11 @@ class Loop:
         self.steps_before = 0
         self.scaler: Any = None
         self.device: torch.device | None = None
-        # (scaled, unscaled) losses by the identity of the scaled one, which is held with them so
-        # that no other tensor can take its identity.
-        self.unscaled: dict[int, tuple[Any, Any]] = {}
+        self.losses = Losses(self.reader)
+        # Told of a root's training forward and its arguments, and of a backward and its
+        # micro-batch once the losses are read.
+        self.sees_forward: Callable[[Any, Any, Any], None] | None = None
+        self.hears_losses: Callable[[Any, MicroBatch], None] | None = None
         self._finished = finished
         self._say = say
         self._batch: Any = None
@@ -69,6 +67,12 @@ class Loop:
         self._updates_come = True
         self.in_scaler_step: OptimizerTrack | None = None
         self._stepped_in_scaler: StepDraft | None = None
+        # What steers a loop without a scaler of its own says: (scale before, after) of the window
+        # whose gradients were looked at last; that the step which ends was not taken.
+        self.steered_scale: tuple[float, float] | None = None
+        self.looked_at_gradients = False
+        self.nonfinite = False
+        self.step_skipped = False
         # With one optimizer and no faults these can wait for the next hook, which finds the
         # caches warm for all of it: when a backward ended, when which forward began.
         self.lazy = True
@@ -79,6 +83,10 @@ class Loop:
         self.updating: Any = None
         # Which optimizers step between two steps of the leader: a round.
         self._round: set[int] | None = None
+        # Told of micro-batches that were cleared without a step: (optimizer, how many).
+        self.discards: Callable[[int, int], None] | None = None
+        # Told of the end of each window (`steering`): track, optimizer, draft.
+        self.concluded: Callable[[OptimizerTrack, Any, StepDraft], None] | None = None
         self._since_leader: set[int] = set()
 
     # --- what others ask ------------------------------------------------------------------
@@ -89,11 +97,16 @@ class Loop:
         leader = self.tracks.leader
         return self.steps_before + (leader.steps if leader else 0)
 
-    def at_boundary(self) -> bool:
-        """Whether a command may act: after the last step of a round, before any new gradient."""
+    def at_boundary(self, *, in_backward: bool = False) -> bool:
+        """Whether a command may act: after the last step of a round, before any new gradient.
+
+        `in_backward`: also where the first backward of a window has just been entered.
+        """
         self.settle()
         windows = self.windows
-        if windows.unstepped or windows.in_backward or self.in_scaler_step is not None:
+        if windows.unstepped or self.in_scaler_step is not None:
+            return False
+        if windows.in_backward and not in_backward:
             return False
         if self._pending and self._updates_come:
             return False
@@ -169,25 +182,9 @@ class Loop:
         if self.device is None:
             first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
             self.device = getattr(first, "device", None)
-        unscaled = self.unscaled
-        roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
-        for root in roots:
-            pair = unscaled.get(id(root))
-            loss = root if pair is None else pair[1]
-            micro.losses.append(self.reader.read(loss))
-        if len(micro.losses) != 1:
-            loss = None
-        if not windows.unstepped and type(loss) is torch.Tensor and self._may_be_divided():
-            micro.divisor = divisor_of(loss)
-        if unscaled:
-            unscaled.clear()
-
-    def _may_be_divided(self) -> bool:
-        """Whether to look for a divisor in this window's first loss: dear, so not in each one."""
-        leader = self.tracks.leader
-        if leader is None or leader.steps < DIVISOR_WINDOWS:
-            return True
-        return leader.usual_window != 1 and leader.steps % DIVISOR_EVERY == 0
+        self.losses.hear(tensors, micro, self.tracks.leader, first=not windows.unstepped)
+        if self.hears_losses is not None:
+            self.hears_losses(tensors, micro)
 
     def settle(self) -> None:
         """Work through what hooks only noted: the end of a backward, then a forward's begin."""
@@ -217,20 +214,12 @@ class Loop:
         return self.windows.probes()
 
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
-        event = WindowDiscarded(
-            optimizer=track.index or 0, micro_batches=lost, after_step=self.steps
-        )
-        self._say(event)
+        if self.discards is not None:
+            self.discards(track.index or 0, lost)
+        index = track.index or 0
+        self._say(WindowDiscarded(optimizer=index, micro_batches=lost, after_step=self.steps))
 
     # --- scaler ---------------------------------------------------------------------------
-
-    def losses_scaled(self, outputs: Any, results: Any) -> None:
-        """`GradScaler.scale` of an enabled scaler returned for several losses at once."""
-        if isinstance(outputs, torch.Tensor):
-            self.unscaled[id(results)] = (results, outputs)
-        elif isinstance(outputs, list | tuple):
-            for output, result in zip(outputs, results, strict=False):
-                self.losses_scaled(output, result)
 
     def scale_reading(self) -> Reading:
         """The loss scale now; None without a scaler or before its first use."""
@@ -243,13 +232,11 @@ class Loop:
             self._scale_known = (id(scale), scale._version, reading)
         return reading
 
-    def carries_scale(self, optimizer: Any) -> bool:
-        """Whether the gradients of `optimizer` carry the loss scale now."""
-        if len(self.tracks.live) == 1 or not self.scaled or self.scaler is None:
-            return self.still_scaled
-        # With several optimizers one unscale clears the flag of all: ask the scaler.
-        state = self.scaler._per_optimizer_states.get(id(optimizer))
-        return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY
+    def window_scale(self) -> Reading:
+        """The loss scale of the window whose gradients are whole; None where nothing scales."""
+        if self.steered_scale is not None:
+            return self.steered_scale[0]
+        return self.scale_reading() if self.scaled else None
 
     def step_left(self, stepping: int) -> None:
         """An optimizer's step was left, `stepping` others still run around it."""
@@ -337,6 +324,8 @@ class Loop:
         if track.depth or not completed:
             return
         draft = self._conclude(track, optimizer)
+        if self.step_skipped:
+            draft.skipped_by_scaler, self.step_skipped = True, False
         if self.in_scaler_step is track and getattr(optimizer, "_step_supports_amp_scaling", False):
             draft.found_inf = self.reader.read(getattr(optimizer, "found_inf", None))
         if self.in_scaler_step is track:
@@ -349,24 +338,40 @@ class Loop:
     def _conclude(self, track: OptimizerTrack, optimizer: Any) -> StepDraft:
         """End the window of `track`; its draft still lacks what comes after the step."""
         index = self.tracks.number(track)
+        script_windows = track.script_windows + 1
         window = self.windows.take(track)
         track.steps += 1
         before = self.steps_before if track is self.tracks.leader else 0
         draft = StepDraft(track.steps + before, index, window, track.usual_window)
+        draft.multiplier = script_windows
         if window and window[0].divisor is not None:
             track.divisor = window[0].divisor
         draft.divisor = track.divisor
-        draft.scale_before = self.scale_reading() if self.scaled else None
-        draft.learning_rates = _learning_rates(optimizer)
+        draft.scale_before = self.window_scale()
+        draft.checked, draft.nonfinite = self.looked_at_gradients, self.nonfinite
+        if self.steered_scale is not None:
+            draft.scale_after = self.steered_scale[1]
+        draft.learning_rates = learning_rates(optimizer)
         track.whole, self.updating = False, None
-        self.unscaled.clear()
+        self.losses.forget()
         self.sampling.after_update(self, track, draft)
         if track is self.tracks.leader:
             self._round = self._since_leader if track.steps > 1 else None
             self._since_leader = set()
         else:
             self._since_leader.add(track.serial)
+        if self.concluded is not None:
+            self.concluded(track, optimizer, draft)
         return draft
+
+    def swallowed(self, track: OptimizerTrack) -> None:
+        """The step of a script window was swallowed: its micro-batches wait for the real one."""
+        self.settle()
+        self.windows.bank(track)
+        self.updating = None
+        self.losses.forget()
+        if self.phases.phase != "other":
+            self.phases.enter("other", _clock())
 
     def _finish(self, draft: StepDraft) -> None:
         now = _clock()
@@ -386,19 +391,6 @@ class Loop:
         self.settle()
         self._finish_pending(None)
         return sum(any(not micro.consumed for micro in track.window) for track in self.tracks.live)
-
-
-def _learning_rates(optimizer: Any) -> tuple[float, ...]:
-    """The groups' learning rates, one number where they all agree."""
-    rates = []
-    for group in optimizer.param_groups:
-        rate = group.get("lr")
-        if isinstance(rate, torch.Tensor):
-            # A capturable optimizer's: on a device it would have to be waited for.
-            rate = rate.item() if rate.device.type == "cpu" else None
-        if rate is not None:
-            rates.append(float(rate))
-    return (rates[0],) if rates and all(r == rates[0] for r in rates) else tuple(rates)
 
 
 # Called from a wrapper outside the shield, where Dynamo would take it for the script's.

@@ -6,6 +6,9 @@ Names, originals and wrappers stand in one place; `hooks` fills it, `agent` empt
 from collections.abc import Callable
 from typing import Any
 
+# Stands for an original that is inherited.
+_INHERITED = object()
+
 
 class PatchTable:
     """What was replaced where. Every replacement keeps the original's name and docstring."""
@@ -25,6 +28,11 @@ class PatchTable:
         self._entries.append((owner, name, original, installed))
         return True
 
+    def add(self, owner: Any, name: str, value: Any) -> None:
+        """Give `owner` an attribute that it only inherits so far."""
+        self._entries.append((owner, name, _INHERITED, value))
+        setattr(owner, name, value)
+
     def put(self, owner: Any, name: str, wrapper: Any) -> None:
         """Put an existing wrapper at a second name (a function that two modules export)."""
         self._entries.append((owner, name, vars(owner)[name], wrapper))
@@ -37,6 +45,10 @@ class PatchTable:
     def restore(self) -> None:
         """Put every original back, unless somebody replaced our wrapper since."""
         for owner, name, original, installed in reversed(self._entries):
-            if vars(owner).get(name) is installed:
+            if vars(owner).get(name) is not installed:
+                continue
+            if original is _INHERITED:
+                delattr(owner, name)
+            else:
                 setattr(owner, name, original)
         self._entries.clear()

@@ -30,6 +30,8 @@ Begins = Callable[[float, bool, Any], BaseException | None]
 class RootHook:
     """The pre-hook on one root. Pickles to something harmless, copies to itself."""
 
+    mpwatch_owns = True
+
     def __init__(self, module: nn.Module, begins: Begins, gate: Gate, loop: Loop) -> None:
         self._module = weakref.ref(module)
         self._begins = begins
@@ -46,6 +48,8 @@ class RootHook:
         if gate.elsewhere() or torch._C._is_tracing():
             return
         training = module.training and torch.is_grad_enabled()
+        if training and loop.sees_forward is not None:
+            loop.sees_forward(self._module, arguments, named)
         inside = loop.ended_at is not None or loop.windows.unstepped
         if training and inside and loop.lazy and loop.forward is None and not gate.modes:
             # Inside a window no command can act: note it, the backward's hook does the rest.
@@ -90,6 +94,9 @@ class Roots:
         self._compiled: list[weakref.ref[nn.Module]] = []
         self._search: Any = None
         self._steps = 0
+        # Told of each root, and of there being none to hook, where something steers the loop.
+        self.found: Callable[[nn.Module, bool], None] | None = None
+        self.lost: Callable[[str], None] | None = None
         self.notes: list[str] = []
 
     @property
@@ -104,6 +111,10 @@ class Roots:
     def first(self) -> nn.Module | None:
         """The first root that still lives."""
         return next((m for m in (ref() for ref in self._roots) if m is not None), None)
+
+    def modules(self) -> list[nn.Module]:
+        """The roots that still live."""
+        return [module for module in (ref() for ref in self._roots) if module is not None]
 
     # --- search -----------------------------------------------------------------------------
 
@@ -153,14 +164,21 @@ class Roots:
         if self._covered >= self._owned:
             self.stop_search()
         # The hook just put on misses this very call.
+        if self._loop.sees_forward is not None:
+            self._loop.sees_forward(self._roots[-1], arguments, None)
         training = torch.is_grad_enabled() and module.training
-        return self._begins(_clock(), training, arguments)
+        stop = self._begins(_clock(), training, arguments)
+        if stop is None and self.found is not None and not _compiled_in_place(module):
+            self.found(module, True)
+        return stop
 
     # --- hooks on roots ---------------------------------------------------------------------
 
     def _hook(self, module: nn.Module, *, plain: bool) -> None:
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if _compiled_in_place(module):
             self.notes.append(f"{type(module).__name__} is compiled in place: no forward times")
+            if self.lost is not None:
+                self.lost(f"{type(module).__name__} is compiled in place (model.compile())")
             return
         before = RootHook(module, self._begins, self._gate, self._loop)
         handle = module.register_forward_pre_hook(before, with_kwargs=True)
@@ -186,6 +204,8 @@ class Roots:
             if any(id(p) in self._owned for p in module.parameters()):
                 self._roots.append(reference)
                 self._hook(module, plain=False)
+                if self.found is not None:
+                    self.found(module, False)
 
     def release(self, reason: str) -> None:
         """Take every hook off plain modules, for good."""
@@ -199,15 +219,19 @@ class Roots:
         note = f"{reason}: no hook stays on plain modules, whose forward is timed from the data on"
         if note not in self.notes:
             self.notes.append(note)
+        if self.lost is not None:
+            self.lost(reason)
 
     def without_hooks(self, state: dict[str, Any]) -> None:
         """Take our hook out of a module's state that is being pickled or copied."""
-        hooks = state["_forward_pre_hooks"]
-        ours = [key for key, hook in hooks.items() if type(hook) is RootHook]
-        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs") if ours else ():
-            state[name] = type(state[name])(
-                (key, value) for key, value in state[name].items() if key not in ours
-            )
+        for kind in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = state.get(kind) or {}
+            ours = [key for key, hook in hooks.items() if getattr(hook, "mpwatch_owns", False)]
+            names = [name for name in state if name.startswith(kind)] if ours else []
+            for name in names:
+                state[name] = type(state[name])(
+                    (key, value) for key, value in state[name].items() if key not in ours
+                )
 
     def remove(self) -> None:
         """Take everything off (detaching)."""
@@ -215,3 +239,7 @@ class Roots:
         for _, handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None

@@ -4,12 +4,21 @@ Owns the cadences (`set_sampling` changes them) and keeps their cost apart from 
 the agent can say what each of them costs.
 """
 
+import contextlib
 import math
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mpwatch.events import PhaseMemory
-from mpwatch.vocabulary import GRAD_NORM_EVERY, MEMORY_EVERY
+from mpwatch.vocabulary import (
+    ACTIVATIONS_EVERY,
+    GRAD_NORM_EVERY,
+    GRADIENTS_EVERY,
+    MEMORY_EVERY,
+)
 from mpwatch_agent.device import Later, Reading, settle
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.gradients import gradients_of, norm_of
@@ -32,30 +41,69 @@ class Sampling:
     ) -> None:
         self.grad_norm_every = GRAD_NORM_EVERY if grad_norm_every is None else grad_norm_every
         self.memory_every = MEMORY_EVERY if memory_every is None else memory_every
+        self.gradients_every = GRADIENTS_EVERY
+        self.gradients_exact = False
+        self.activations_every = ACTIVATIONS_EVERY
         self._gate = gate
         self._norms: dict[int, tuple[Reading, bool]] = {}
         self._clips: list[tuple[Reading, bool]] = []
         self._clip_is_whole: bool | None = None
         self._edges: MemoryEdges | None = None
+        # Told what `Locator` has methods of the same names for; guarded by the agent.
+        self.whole: Callable[[OptimizerTrack, Any, Reading], None] | None = None
+        self.clipped: Callable[[Reading], None] | None = None
+        self.arm: Callable[[int, int], None] | None = None
+        self.concluded: Callable[[OptimizerTrack, StepDraft], None] | None = None
+        self.clip_seen: Callable[[], None] | None = None
+
+    def set(self, asked: dict[str, int | bool]) -> str:
+        """Change cadences by name, as `set_sampling` asks; what they are now, in words."""
+        for name, value in asked.items():
+            setattr(self, name, value)
+        shown = ("grad_norm_every", "memory_every", *asked)
+        return " ".join(f"{name}={getattr(self, name)}" for name in dict.fromkeys(shown))
+
+    def watch_everything(self, steps: int, step: int) -> str:
+        """Watch every gradient after every backward for `steps` steps from `step` on."""
+        if self.arm is None:
+            raise ValueError("overflows are not located (--locate off)")
+        self.arm(step, steps)
+        return f"every gradient is watched up to step {step + steps}"
+
+    @contextlib.contextmanager
+    def own_time(self) -> Iterator[None]:
+        """What happens within is done on sampled steps only, and is booked as such."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._gate.sampled_s += time.perf_counter() - start
 
     # --- gradient norm ----------------------------------------------------------------------
 
     def before_update(self, loop: "Loop", track: OptimizerTrack, optimizer: Any) -> None:
         """Gradients of `track` are whole: take their norm if this step is sampled."""
+        self._take_norm(loop, track, optimizer)
+        if self.whole is not None:
+            self.whole(track, optimizer, self._norms.get(track.serial, (None, False))[0])
+
+    def _take_norm(self, loop: "Loop", track: OptimizerTrack, optimizer: Any) -> None:
         if not self.grad_norm_every or track.steps % self.grad_norm_every:
             return
         start = time.perf_counter()
         norm = norm_of(gradients_of(optimizer))
         if norm is not None:
-            scaled = loop.carries_scale(optimizer)
+            scaled = carries_scale(loop, optimizer)
             self._norms[track.serial] = (loop.reader.read(norm), scaled)
         self._gate.sampled_s += time.perf_counter() - start
 
     def clip_begins(self, loop: "Loop") -> None:
         """Before a clip changes gradients."""
         loop.settle()
+        if self.clip_seen is not None:
+            self.clip_seen()
         for track in loop.tracks.live:
-            if track.window and not track.whole:
+            if track.has_open and not track.whole:
                 optimizer = track.ref()
                 if optimizer is not None:
                     loop.before_update(track, optimizer)
@@ -65,6 +113,8 @@ class Sampling:
         # One is enough to report, two to know that neither is the whole norm.
         if norm_type == 2 and len(self._clips) < 2:
             self._clips.append((loop.reader.keep(norm), loop.still_scaled))
+            if self.clipped is not None:
+                self.clipped(self._clips[-1][0])
 
     def after_update(self, loop: "Loop", track: OptimizerTrack, draft: StepDraft) -> None:
         """The window is over: give its draft the best norm there is."""
@@ -75,6 +125,8 @@ class Sampling:
             self._clips = []
         if own is not None and clip is not None and len(loop.tracks.live) == 1:
             self._compare(own, clip, loop.scale_reading())
+        if self.concluded is not None:
+            self.concluded(track, draft)
         best = own if own is not None else (clip if self._clip_is_whole else None)
         if best is not None:
             draft.grad_norm, draft.norm_is_scaled = best
@@ -127,3 +179,12 @@ def _unscaled(norm: Reading, scaled: bool, scale: Reading) -> float | None:
     if value is None or not scaled:
         return value
     return value / scale if isinstance(scale, float) and scale else None
+
+
+def carries_scale(loop: "Loop", optimizer: Any) -> bool:
+    """Whether the gradients of `optimizer` carry the loss scale now."""
+    if len(loop.tracks.live) == 1 or not loop.scaled or loop.scaler is None:
+        return loop.still_scaled
+    # With several optimizers one unscale clears the flag of all: ask the scaler.
+    state = loop.scaler._per_optimizer_states.get(id(optimizer))
+    return state is None or state["stage"] is torch.amp.grad_scaler.OptState.READY

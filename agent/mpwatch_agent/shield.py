@@ -6,6 +6,7 @@ itself and said once; exceptions that belong to the script (Ctrl+C, its own sign
 
 import inspect
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -112,12 +113,44 @@ class Shield:
 
         return self.guard(name, steer)
 
+    def guard_part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Guard a part that is only called from guarded functions: its failure is its own.
+
+        Time and the script's modes are the caller's matter.
+        """
+        alive = True
+
+        def part(*args: Any) -> Any:
+            nonlocal alive
+            if not alive:
+                return None
+            try:
+                return function(*args)
+            except BaseException as error:
+                if _belongs_to_script(error):
+                    raise
+                alive = False
+                self._report(name, f"{type(error).__name__}: {error}")
+                return None
+
+        return part
+
     def _report(self, name: str, text: str) -> None:
         try:
             self._on_failure(name, text)
         except Exception:
             # Saying that something failed must not fail the loop either.
             return
+
+
+def under_compiled() -> bool:
+    """Whether the script's own code that is running now was called by a compiled function."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("_dynamo/eval_frame.py"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _belongs_to_script(error: BaseException) -> bool:

@@ -21,7 +21,16 @@ class MicroBatch:
     the script divided its loss by, where the graph shows one.
     """
 
-    __slots__ = ("backwards", "consumed", "divisor", "losses", "samples", "tokens")
+    __slots__ = (
+        "backwards",
+        "consumed",
+        "divisor",
+        "flags",
+        "losses",
+        "samples",
+        "targets",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.losses: list[Reading] = []
@@ -29,8 +38,12 @@ class MicroBatch:
         self.divisor: float | None = None
         self.samples: int | None = None
         self.tokens: int | None = None
+        # Over how many targets its loss is a mean, where the graph shows it.
+        self.targets: float | None = None
         self.backwards = 0
         self.consumed = False
+        # By an optimizer's serial number: a device's number that is finite if gradients were.
+        self.flags: dict[int, Any] = {}
 
     def loss(self) -> float | None:
         """The sum of what was passed to backward; None where any part of it is unknown."""
@@ -59,6 +72,12 @@ class OptimizerTrack:
         # Its window's gradients are whole: unscale, clip or step has begun.
         self.whole = False
         self.usual_window = 0
+        # How many micro-batches at the window's beginning belong to script windows whose step was
+        # swallowed: their gradients are kept, whatever the script clears.
+        self.banked = 0
+        # Script windows in the window that is being gathered, and how many it is to have.
+        self.script_windows = 0
+        self.multiplier = 1
         # The divisor seen last in this optimizer's losses.
         self.divisor: float | None = None
         self._last_window = 0
@@ -82,6 +101,10 @@ class OptimizerTrack:
             states.append(None if gradient is None else (id(gradient), gradient._version))
         return states
 
+    def probed(self) -> list[Any]:
+        """The probed parameters that still live."""
+        return [p for p in (reference() for reference in self._probed) if p is not None]
+
     def is_cleared(self) -> bool:
         """Whether the probed gradients are gone (`p.grad = None`, a `zero_grad` unseen)."""
         probed = (reference() for reference in self._probed)
@@ -94,21 +117,39 @@ class OptimizerTrack:
             self.last_micro = micro
             self.whole = False
 
+    @property
+    def has_open(self) -> bool:
+        """Whether a backward has reached this optimizer since its last step, swallowed or not."""
+        return len(self.window) > self.banked
+
+    @property
+    def has_fresh(self) -> bool:
+        """As `has_open`, of a micro-batch that no step of any optimizer has used yet."""
+        return any(not micro.consumed for micro in self.window[self.banked :])
+
     def take_window(self) -> list[MicroBatch]:
         """End the window at a step."""
+        self.bank()
         window, self.window = self.window, []
-        for micro in window:
+        self.banked = self.script_windows = 0
+        return window
+
+    def bank(self) -> None:
+        """A script window is over, whether or not its step was swallowed."""
+        size = len(self.window) - self.banked
+        for micro in self.window[self.banked :]:
             micro.consumed = True
-        size = len(window)
         if self.usual_window == 0 or size == self._last_window:
             self.usual_window = size
         self._last_window = size
-        return window
+        self.banked = len(self.window)
+        self.script_windows += 1
+        self.whole = False
 
     def discard_window(self) -> int:
         """The gradients were cleared without a step: how many micro-batches that nobody used."""
-        lost = sum(not micro.consumed for micro in self.window)
-        self.window = []
+        lost = sum(not micro.consumed for micro in self.window[self.banked :])
+        del self.window[self.banked :]
         return lost
 
 

@@ -10,10 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpwatch_agent import agent as agents
+from mpwatch_agent import asked
 from mpwatch_agent.agent import Agent
+
+if TYPE_CHECKING:
+    from mpwatch_agent.accumulator import Accumulator
+    from mpwatch_agent.scaler_presets import Policy
 
 _Batch = TypeVar("_Batch")
 _SERVE_DEADLINE_S = 20.0
@@ -24,6 +29,9 @@ def watch(
     serve: bool | None = None,
     name: str | None = None,
     max_steps: int | None = None,
+    precision: str | None = None,
+    scaler: "str | Policy | None" = None,
+    on_nonfinite: str | None = None,
 ) -> "Watch":
     """Watch the training loop of this process.
 
@@ -37,12 +45,17 @@ def watch(
         serve: start a hub for this process; None asks the environment.
         name: the run's name where a hub is started; the script's name by default.
         max_steps: end `batches()` after so many finished steps of the first optimizer.
+        precision: "O0" to "O3", alone or with ":fp16" or ":bf16", for a loop that has no mixed
+            precision of its own; as `--precision`.
+        scaler: a loss scaler's name, or a `Policy` with its knobs (`scaler_presets.policy_of`).
+        on_nonfinite: "warn", "skip" or "stop", for gradients that no loss scaler looks at.
 
     Returns:
         A `Watch`, which is also a context manager that detaches at its end.
 
     Raises:
-        ValueError: `max_steps` is below 1.
+        ValueError: `max_steps` is below 1, or a word that is not allowed, or another precision
+            or scaler than an earlier call asked for.
 
     Example:
         >>> with watch(optimizer) as job:
@@ -55,6 +68,8 @@ def watch(
     if agent is None:
         wanted = os.environ.get("MPWATCH_SERVE") == "1" if serve is None else serve
         agent = agents.install_here(_start_hub(name) if wanted else None)
+    wishes = {"precision": precision, "scaler": scaler, "on_nonfinite": on_nonfinite}
+    asked.ask_again(agent, {key: value for key, value in wishes.items() if value is not None})
     for optimizer in optimizers:
         agent.adopt(optimizer)
     if max_steps is not None:
@@ -95,6 +110,19 @@ class Watch:
                 yield batch
         finally:
             boundary.ends_iteration = False
+
+    def accumulator(self, optimizer: Any, window: int, **options: Any) -> "Accumulator":
+        """Gather `window` micro-batches per update of `optimizer`; options as `Accumulator`'s.
+
+        Example:
+            >>> gather = job.accumulator(optimizer, 4, clip=1.0)
+            >>> for x, y in gather.batches(loader):
+            ...     gather.backward(loss_of(model(x), y), weight=len(x))
+        """
+        from mpwatch_agent.accumulator import Accumulator
+
+        self._agent.adopt(optimizer)
+        return Accumulator(optimizer, window, **options)
 
     def detach(self) -> None:
         """Take every hook off. The loop goes on unwatched; detaching twice is harmless."""

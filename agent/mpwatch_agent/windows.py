@@ -31,8 +31,12 @@ class Windows:
         self.roots_seen = False
         # Optimizer steps that are running: a closure's backward runs inside one.
         self.stepping = 0
+        # Steps may be swallowed: windows stay open across them.
+        self.banks = False
         # `zero_grad` is how this script clears: no need to look for gradients set to None.
         self.clears_by_hook = False
+        # Told of each micro-batch whose backward has added to gradients.
+        self.backward_ended: Callable[[MicroBatch], None] | None = None
         self._discarded = discarded
         self._before: Before = []
 
@@ -60,7 +64,7 @@ class Windows:
         tracks = self.tracks.live
         if not self.clears_by_hook:
             for track in tracks:
-                if track.window and track.is_cleared():
+                if track.has_open and track.is_cleared():
                     self.discard(track)
         if len(tracks) > 1:
             self._before = [(track, track.probe()) for track in tracks]
@@ -89,6 +93,8 @@ class Windows:
                     track.window.append(micro)
                     track.last_micro = micro
                     track.whole = False
+        if self.backward_ended is not None:
+            self.backward_ended(micro)
 
     def micro_index(self) -> int:
         """Position of the open micro-batch in the leader's window, from 0."""
@@ -102,27 +108,44 @@ class Windows:
 
     def take(self, track: OptimizerTrack) -> list[MicroBatch]:
         """End the window of `track` at a step."""
+        self._count_backwardless(track)
         window = track.take_window()
-        if not window and self.micro is not None and not self.micro.consumed:
-            # A forward, no backward of ours (autograd.grad), and a step all the same.
-            self.micro.consumed = True
-            window = [self.micro]
-            track.usual_window = max(1, track.usual_window)
-        self.unstepped = 0
+        self.unstepped = self._banked() if self.banks else 0
         if not self.in_backward:
             self.micro = None
         return window
+
+    def bank(self, track: OptimizerTrack) -> None:
+        """End a script window of `track` whose step is swallowed: its window stays open."""
+        self._count_backwardless(track)
+        track.bank()
+        # Inside a window until its real step, whatever the script clears meanwhile.
+        self.unstepped = max(self._banked(), track.script_windows)
+        self.micro = None
+
+    def kept_back(self) -> int:
+        """Script windows whose step was swallowed and whose real step has not come (yet)."""
+        return self._banked()
+
+    def _banked(self) -> int:
+        return max((track.script_windows for track in self.tracks.live), default=0)
+
+    def _count_backwardless(self, track: OptimizerTrack) -> None:
+        micro = self.micro
+        if not track.has_open and micro is not None and not micro.consumed:
+            # A forward, no backward of ours (autograd.grad), and a step all the same.
+            track.window.append(micro)
 
     def optimizer_cleared(self, optimizer: Any) -> None:
         """`zero_grad` of an optimizer returned."""
         self.clears_by_hook = True
         track = self.tracks.of(optimizer)
-        if track.window and not track.depth:
+        if track.has_open and not track.depth:
             self.discard(track)
 
     def probes(self) -> Before:
         """The probes of all optimizers that have an open window."""
-        return [(track, track.probe()) for track in self.tracks.live if track.window]
+        return [(track, track.probe()) for track in self.tracks.live if track.has_open]
 
     def module_cleared(self, before: Before) -> None:
         """`zero_grad` of a module returned; `before` is what `probes` was at its beginning."""
@@ -130,14 +153,14 @@ class Windows:
         for track, probes in before:
             pairs = zip(track.probe(), probes, strict=True)
             changed = [now != then for now, then in pairs if then is not None]
-            if track.window and not track.depth and changed and all(changed):
+            if track.has_open and not track.depth and changed and all(changed):
                 self.discard(track)
 
     def discard(self, track: OptimizerTrack) -> None:
         """The gradients of `track` are gone without a step."""
         lost = track.discard_window()
         track.whole = False
-        self.unstepped = 0
+        self.unstepped = self._banked() if self.banks else 0
         if self.micro is not None and self.micro.backwards:
             self.micro = None
         if lost:

@@ -15,13 +15,34 @@ from typing import Any, Final, NoReturn
 
 import mpwatch
 from mpwatch.cli.configuration import Configuration
+from mpwatch.cli.options import SCALER_KNOBS
 from mpwatch.cli.places import Place, prepare, write_run_file
 from mpwatch.errors import UsageError
 from mpwatch.keeper_files import say
 from mpwatch.spawning import given_environment
 
 AGENT_VARIABLE: Final = "_MPWATCH_AGENT"
-FOR_AGENT: Final = ("max_steps", "inject", "grad_norm_every", "memory_every")
+FOR_AGENT: Final = (
+    "max_steps",
+    "accumulate",
+    "schedule",
+    "lr_rule",
+    "lr_ramp",
+    "noise_scale",
+    "inject",
+    "grad_norm_every",
+    "memory_every",
+    "gradients_every",
+    "gradients_exact",
+    "activations_every",
+    "locate",
+    "dump_bad_batch",
+    "replay_batch",
+    "precision",
+    "scaler",
+    *SCALER_KNOBS,
+    "on_nonfinite",
+)
 
 
 def launch(

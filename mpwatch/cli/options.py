@@ -10,13 +10,33 @@ from typing import Any, Final, NamedTuple
 
 from mpwatch.errors import UsageError
 from mpwatch.runs import RUNS_DIRECTORY
-from mpwatch.vocabulary import GRAD_NORM_EVERY, MEMORY_EVERY, clean_text
+from mpwatch.vocabulary import (
+    ACTIONS_TO_COME,
+    ACTIVATIONS_EVERY,
+    AT_LIMIT,
+    GRAD_NORM_EVERY,
+    GRADIENTS_EVERY,
+    LOCATE_MODES,
+    LR_RULES,
+    MEMORY_EVERY,
+    ON_NONFINITE,
+    SCALERS,
+    SCHEDULES,
+    clean_text,
+    parse_interval,
+    parse_precision,
+)
 
 NAME_AT_MOST: Final = 80
+SCALES: Final = (2.0**-126, 2.0**126)
 
 
 class Option(NamedTuple):
-    """One row. `kind`: "switch", "integer", "seconds", "name", "path" or "faults" (a list)."""
+    """One row.
+
+    `kind`: "switch", "integer", "number", "seconds", "samples", "word" (one of `choices`),
+    "precision", "interval", "name", "path" or "faults" (a list); any other is a row of `CHOICES`.
+    """
 
     name: str
     kind: str
@@ -25,6 +45,7 @@ class Option(NamedTuple):
     metavar: str = ""
     least: float = 0
     most: float = 10**9
+    choices: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -37,19 +58,57 @@ class Option(NamedTuple):
         return "MPWATCH_" + self.name.upper()
 
 
+CHOICES: Final = {"locate": LOCATE_MODES, "schedule": SCHEDULES, "lr_rule": LR_RULES}
 OPTIONS: Final = (
     Option("headless", "switch", False, "no screen: in the foreground, output untouched"),
     Option("name", "name", None, "a name for the run, to find it again", "NAME"),
     Option("runs_dir", "path", RUNS_DIRECTORY, "where run directories go", "DIR"),
     Option("no_record", "switch", False, "keep events in memory only"),
     Option("max_steps", "integer", None, "end the run after N optimizer steps", "N", 1),
+    Option("accumulate", "integer", None, "windows of the script per update", "K", 1, 10**6),
+    Option("schedule", "schedule", "updates", "what schedulers count: updates or samples", "WHAT"),
+    Option("lr_rule", "lr_rule", "none", "learning rate for K: none, linear, sqrt, ...", "RULE"),
+    Option("lr_ramp", "integer", 0, "updates from one learning rate to the next", "N", 0, 10**6),
+    Option("noise_scale", "samples", None, "gradient noise scale for --lr-rule adascale", "PHI"),
     Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
+    Option("precision", "precision", None, "O0, O1, O2 or O3, alone or :fp16, :bf16", "MODE"),
+    Option("scaler", "word", None, f"loss scaler: {', '.join(SCALERS)}", "NAME", choices=SCALERS),
+    Option("init_scale", "number", None, "first loss scale", "SCALE", *SCALES),
+    Option("growth_interval", "interval", None, "clean windows (or 64000samples) to grow", "N"),
+    Option("growth_factor", "number", None, "growth of the loss scale", "FACTOR", 1, 2.0**16),
+    Option("backoff_factor", "number", None, "its fall on overflow", "FACTOR", 2.0**-16, 0.999),
+    Option("hysteresis", "integer", None, "overflows that lower the loss scale", "N", 1, 1000),
+    Option("consecutive_hysteresis", "switch", False, "a clean window refills hysteresis"),
+    Option("scale_floor", "number", None, "smallest loss scale", "SCALE", *SCALES),
+    Option("scale_ceiling", "number", None, "largest loss scale", "SCALE", *SCALES),
+    Option("at_floor", "word", None, "pressed below it: warn or stop", "DO", choices=AT_LIMIT),
+    Option("at_ceiling", "word", None, "pressed above it: warn or stop", "DO", choices=AT_LIMIT),
+    Option("on_nonfinite", "word", None, "without a scaler: warn, skip or stop", "DO",
+           choices=ON_NONFINITE),
     Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
     Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),
+    Option("gradients_every", "integer", GRADIENTS_EVERY, "steps per distribution", "N", 0, 10**6),
+    Option("gradients_exact", "switch", False, "count every gradient, not a sample of them"),
+    Option("activations_every", "integer", ACTIVATIONS_EVERY, "steps per headroom", "N", 0, 10**6),
+    Option("locate", "locate", "auto", "watch micro-batches: auto, full or off", "MODE"),
+    Option("dump_bad_batch", "switch", False, "keep the batch of an overflow in crash/"),
+    Option("replay_batch", "path", None, "run a kept batch through the model, traced", "DIR"),
     Option("stall_after", "seconds", 30.0, "silence that counts as a stall", "SECONDS", 1),
     Option("grace", "seconds", 25.0, "time between SIGTERM and SIGKILL of a stop", "SECONDS", 0),
     Option("die_with_keeper", "switch", False, "kill the script if its keeper is killed"),
 )  # fmt: skip
+SCALER_KNOBS: Final = (
+    "init_scale",
+    "growth_interval",
+    "growth_factor",
+    "backoff_factor",
+    "hysteresis",
+    "consecutive_hysteresis",
+    "scale_floor",
+    "scale_ceiling",
+    "at_floor",
+    "at_ceiling",
+)
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 BY_FLAG: Final = {option.flag: option for option in OPTIONS}
 
@@ -75,13 +134,39 @@ def checked(option: Option, value: object, origin: str) -> Any:
     where = f"{origin}: " if origin == option.flag else f"{origin}: {option.name}: "
     if option.kind == "switch":
         return _switch(where, value)
-    if option.kind in ("integer", "seconds"):
+    if option.kind in ("integer", "number", "seconds", "samples"):
         return _number(option, where, value)
     if option.kind == "faults":
         return _faults(where, value)
+    if option.kind == "interval" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    choices = CHOICES.get(option.kind)
+    if choices is not None and value not in choices:
+        raise UsageError(f"{where}{value!r} is none of {', '.join(choices)}")
     if not isinstance(value, str) or not value or "\0" in value:
         raise UsageError(f"{where}{value!r} is no text")
+    if option.kind == "word":
+        return _word(option, where, value)
+    if option.kind in ("precision", "interval"):
+        return _parsed(option.kind, where, value)
     return _name(where, value) if option.kind == "name" else os.path.expanduser(value)
+
+
+def _word(option: Option, where: str, value: str) -> str:
+    if value not in option.choices:
+        shown = clean_text(value, 40)
+        raise UsageError(f"{where}{shown!r} is none of {', '.join(option.choices)}")
+    if value in ACTIONS_TO_COME:
+        raise UsageError(f"{where}{value} needs checkpoints, which this version does not have yet")
+    return value
+
+
+def _parsed(kind: str, where: str, value: str) -> str:
+    try:
+        (parse_precision if kind == "precision" else parse_interval)(value)
+    except ValueError as error:
+        raise UsageError(f"{where}{error}") from None
+    return value
 
 
 def _switch(where: str, value: object) -> bool:
@@ -96,7 +181,9 @@ def _switch(where: str, value: object) -> bool:
 
 def _number(option: Option, where: str, value: object) -> int | float:
     allowed = f"from {option.least:g} to {option.most:g}"
-    wanted = "a whole number" if option.kind == "integer" else "a number of seconds"
+    wanted = {"integer": "a whole number", "number": "a number"}.get(
+        option.kind, f"a number of {option.kind}"
+    )
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import mpwatch
 from mpwatch import rendezvous
 from mpwatch.cli.configuration import Configuration
+from mpwatch.cli.options import SCALER_KNOBS
 from mpwatch.cli.provenance import git_commit
 from mpwatch.cli.redaction import redact
 from mpwatch.cli.sweep import sweep
@@ -27,9 +28,21 @@ from mpwatch.vocabulary import clean_text
 IN_RUN_FILE: Final = (
     "headless",
     "max_steps",
+    "accumulate",
+    "schedule",
+    "lr_rule",
+    "lr_ramp",
+    "noise_scale",
     "inject",
+    "precision",
+    "scaler",
+    *SCALER_KNOBS,
+    "on_nonfinite",
     "grad_norm_every",
     "memory_every",
+    "gradients_every",
+    "activations_every",
+    "locate",
     "stall_after",
     "grace",
     "die_with_keeper",

@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(target)
     configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
     _name_unapplied_plan(configuration)
+    _check_scaler(configuration)
     _refuse_misplaced_option(target)
     command = _command(target)
     flag = isolating_flag(command) if target.kind == "command" else None
@@ -132,6 +133,17 @@ def _check_script(script: str, shown: str) -> None:
         raise UsageError(f"no script {shown}{hint}")
     elif not os.access(script, os.R_OK):
         raise UsageError(f"cannot read {shown}: permission denied")
+
+
+def _check_scaler(configuration: Configuration) -> None:
+    """Refuse knobs of a scaler that nobody asked for, and limits that contradict each other."""
+    given = [name for name in options.SCALER_KNOBS if not configuration.is_default(name)]
+    if given and configuration.value("scaler") is None:
+        flags = ", ".join(options.BY_NAME[name].flag for name in given)
+        raise UsageError(f"{flags}: which scaler? add --scaler NAME (as torch has it: torch)")
+    floor, ceiling = (configuration.value(name) for name in ("scale_floor", "scale_ceiling"))
+    if floor is not None and ceiling is not None and floor > ceiling:
+        raise UsageError(f"--scale-floor {floor:g} is above --scale-ceiling {ceiling:g}")
 
 
 def _name_unapplied_plan(configuration: Configuration) -> None:

@@ -30,12 +30,15 @@ FROM_VIEW = (
     "script_window",
     "multiplier",
     "accumulation_steps",
+    "windows_dropped",
     "loss_scale",
     "loss",
     "grad_norm",
     "samples_per_s",
     "phase_s",
     "memory_bytes",
+    "precision",
+    "scaling",
     "overflows",
     "diagnoses",
     "commands",
@@ -53,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="the documented JSON object")
     parser.add_argument(
+        "--gradients",
+        action="store_true",
+        help="the newest distribution of gradients by layer, and what number formats lose of it",
+    )
+    parser.add_argument(
         "--plan",
         action="store_true",
         help="predicted against measured, for a run that was started with --config plan.toml",
@@ -69,10 +77,25 @@ def run(arguments: argparse.Namespace) -> int:
     state = runs.state_of(found, evidence)
     if arguments.plan:
         return _compare(found, as_json(found, state, evidence, view), view, arguments.json)
+    if arguments.gradients:
+        return _gradients(view, arguments.json)
     if arguments.json:
         print(to_json(as_json(found, state, evidence, view)))
     else:
         print(summary(found, state, evidence, view))
+    return EXIT_OK
+
+
+def _gradients(view: RunView | None, as_object: bool) -> int:
+    """The newest distributions; as an object: the two events."""
+    from mpwatch.cli.gradients_table import gradients_text
+
+    view = view or RunView()
+    if as_object:
+        found = {"gradients": view.gradients, "activations": view.activations}
+        print(to_json(msgspec.to_builtins(found)))
+    else:
+        print(gradients_text(view.gradients, view.activations))
     return EXIT_OK
 
 

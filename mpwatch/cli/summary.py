@@ -6,10 +6,11 @@ from mpwatch import runs
 from mpwatch.cli.formats import duration, moment, number, size, table
 from mpwatch.run_state import Evidence
 from mpwatch.runs import Run
-from mpwatch.store import RunView
+from mpwatch.store import OverflowSeen, RunView
 from mpwatch.vocabulary import PHASES, State, clean_text
 
 ENTRIES_AT_MOST = 10
+OVERFLOWS_AT_MOST = 3
 
 Lines = Iterator[tuple[str, str]]
 
@@ -75,6 +76,7 @@ def _training(view: RunView) -> Lines:
     )
     if view.loss_scale is not None:
         yield "loss scale", number(view.loss_scale)
+    yield from _precision(view)
     speed = [f"{duration(view.step_s)} per step (median)"] if view.step_s is not None else []
     if view.samples_per_s is not None:
         speed.append(f"{number(view.samples_per_s)} samples/s")
@@ -89,6 +91,27 @@ def _training(view: RunView) -> Lines:
     for optimizer in view.optimizers[1:]:
         name = clean_text(optimizer.name, 60)
         yield f"optimizer {optimizer.index}", f"{name}: {optimizer.steps} steps"
+
+
+def _precision(view: RunView) -> Lines:
+    precision, scaling = view.precision, view.scaling
+    if precision is not None:
+        dtype = f" {precision.dtype}" if precision.dtype else ""
+        scaled = f", scaler {precision.scaler}" if precision.scaler else ""
+        reason = f": {precision.reason}" if precision.reason else ""
+        yield "precision", f"{precision.mode}{dtype} {precision.state}{scaled}{reason}"
+        for note in precision.notes[:ENTRIES_AT_MOST]:
+            yield "", note
+    if scaling is None:
+        return
+    if scaling.policy is not None:
+        refused = f" not used: {scaling.refused}" if scaling.refused else ""
+        instead = f" instead of {scaling.replaced}" if scaling.replaced and not refused else ""
+        yield "scaler", f"{scaling.policy}{instead}{refused}"
+    for limit in scaling.limits[-3:]:
+        yield "", f"scale {number(limit.scale)}: {limit.limit} at step {limit.step}"
+    if scaling.nonfinite_steps:
+        yield "not finite", f"gradients of {scaling.nonfinite_steps} steps, without a scaler"
 
 
 def _phases(view: RunView) -> Lines:
@@ -120,6 +143,13 @@ def _happenings(view: RunView) -> Lines:
         steps = ", ".join(str(overflow.step) for overflow in view.overflows[-ENTRIES_AT_MOST:])
         which = "at step" if view.overflow_count == 1 else "the last at steps"
         yield "overflows", f"{view.overflow_count}, {which} {steps}"
+        located = [each for each in view.overflows if each.verdict is not None]
+        for overflow in located[-OVERFLOWS_AT_MOST:]:
+            yield "", _located(overflow)
+    for diagnosis in view.diagnoses[:ENTRIES_AT_MOST]:
+        yield clean_text(diagnosis.severity, 12), f"{diagnosis.name}: {diagnosis.evidence}"
+        if diagnosis.advice:
+            yield "", f"advice: {diagnosis.advice}"
     for fault in view.faults[-ENTRIES_AT_MOST:]:
         target = f" {clean_text(fault.target, 80)}" if fault.target else ""
         yield "injected", f"{clean_text(fault.fault, 20)} at step {fault.step}{target}"
@@ -129,9 +159,25 @@ def _happenings(view: RunView) -> Lines:
         words += [f"at step {command.step}"] if command.step is not None else []
         words += [f"({clean_text(command.reason, 200)})"] if command.reason else []
         yield "command", " ".join(words)
+    for decision in view.decisions[-ENTRIES_AT_MOST:]:
+        text = f"{decision['action']} {decision['outcome']} at step {decision['step']}"
+        yield "decision", clean_text(f"{text} ({decision['reason']})", 300)
+    if view.windows_dropped:
+        yield "dropped", f"{view.windows_dropped} script windows at the end made no update"
     if view.discarded_windows:
         windows = _several(view.discarded_windows, "window", "windows")
         yield "discarded", f"{windows} without a step"
+
+
+def _located(overflow: OverflowSeen) -> str:
+    micro = "" if overflow.micro_batch is None else f", micro-batch {overflow.micro_batch}"
+    if overflow.micro_batch is None and overflow.micro_batch_reason:
+        micro = f", micro-batch unknown ({overflow.micro_batch_reason})"
+    module = f" ({overflow.module})" if overflow.module else ""
+    return (
+        f"step {overflow.step}{micro}: {overflow.kind or 'not finite'} in"
+        f" {overflow.parameter}{module}, {overflow.where}; {overflow.verdict}: {overflow.evidence}"
+    )
 
 
 def _observation(view: RunView) -> Lines:
@@ -145,6 +191,8 @@ def _observation(view: RunView) -> Lines:
                 else ""
             ),
         )
+    if view.locate_us is not None:
+        yield "locating", f"{number(view.locate_us)} us per micro-batch"
     for hook in view.hooks_disabled[:ENTRIES_AT_MOST]:
         yield "hook off", f"{clean_text(hook.hook, 60)}: {clean_text(hook.error, 200)}"
     for note in view.notes[:ENTRIES_AT_MOST]:

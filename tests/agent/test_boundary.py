@@ -10,6 +10,7 @@ from mpwatch import wire
 from mpwatch.commands import (
     Command,
     CommandRequest,
+    LocateOverflow,
     Pause,
     SetSampling,
     StopAtBoundary,
@@ -81,6 +82,9 @@ def test_a_conversation(tmp_path: Path, forge: Forge) -> None:
         ask(listener, "c", Unpause())
         listener.until(TrainingUnpaused)
         listener.until(StepFinished, paused.step + 5)
+        ask(listener, "f", LocateOverflow(steps=7))
+        armed = listener.until(CommandApplied, 5)
+        assert armed.note == f"every gradient is watched up to step {armed.step + 7}"
         ask(listener, "d", msgspec.Raw(msgspec.msgpack.encode({"command": "fly"})))
         listener.until(CommandRefused)
         ask(listener, "e", StopAtBoundary())
@@ -94,6 +98,7 @@ def test_a_conversation(tmp_path: Path, forge: Forge) -> None:
         "c": 2,
         "d": 1,
         "e": 1,
+        "f": 1,
     }
     assert "fly" in said["d"][0].reason
     steps = [step.step for step in listener.steps()]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mpwatch import commands
-from mpwatch.commands import Pause, SetSampling, StopAtBoundary, Unpause
+from mpwatch.commands import LocateOverflow, Pause, SetSampling, StopAtBoundary, Unpause
 from mpwatch.errors import UsageError
 
 
@@ -17,6 +17,7 @@ from mpwatch.errors import UsageError
         (["stop_at_boundary"], StopAtBoundary()),
         (["stop-at-boundary"], StopAtBoundary()),
         (["set_sampling", "10"], SetSampling(grad_norm_every=10)),
+        (["locate_overflow", "50"], LocateOverflow(steps=50)),
         (["set_sampling", "grad-norm-every=10", "memory_every=0"],
          SetSampling(grad_norm_every=10, memory_every=0)),
     ],
@@ -28,11 +29,12 @@ def test_words_become_commands(words: list[str], command: commands.Command) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fly"], "there are: pause"),
+        (["fly"], "there are: .*pause"),
         (["pause", "1", "2"], "takes 1 values at most"),
         (["pause", "for=ever"], "no field 'for'"),
         (["pause", "perhaps"], "stay"),
-        (["set_sampling"], "needs grad_norm_every=N"),
+        (["set_sampling"], "needs one of grad_norm_every=N"),
+        (["locate_overflow", "0"], "allowed are 1 to"),
         (["set_sampling", "-1"], "allowed are 0"),
         (["set_sampling", "often"], "grad_norm_every"),
     ],
@@ -61,4 +63,13 @@ def test_commands_of_another_shape_are_refused(body: object) -> None:
 
 
 def test_every_command_is_known_by_its_word() -> None:
-    assert set(commands.COMMANDS) == {"pause", "unpause", "stop_at_boundary", "set_sampling"}
+    assert set(commands.COMMANDS) >= {
+        "pause",
+        "unpause",
+        "stop_at_boundary",
+        "set_sampling",
+        "locate_overflow",
+        "set_accumulation",
+        "set_scale",
+        "set_scaler_policy",
+    }

@@ -56,7 +56,7 @@ def test_a_repeated_id_is_accepted_again_and_not_run_twice(bench: Bench) -> None
     ("body", "reason"),
     [
         ({"command": "fly"}, "fly"),
-        ({"command": "set_sampling"}, "needs grad_norm_every"),
+        ({"command": "set_sampling"}, "needs one of grad_norm_every"),
         ({"command": "set_sampling", "grad_norm_every": -1}, "allowed are 0"),
         ({"command": "pause", "forever": True}, "forever"),
         ({}, "command"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpwatch import codec, events, fold_commands, fold_steps
+from mpwatch import codec, events, fold_commands, fold_overflows, fold_steps
 from mpwatch.codec import HUB_RANK
 from mpwatch.events import Event
 from mpwatch.fold import Fold
@@ -308,7 +308,7 @@ def test_everything_is_bounded(told: Told) -> None:
         )
         told(events.JobStarted(pid=n), rank=HUB_RANK, attempt=n)
     view = told.fold.view()
-    assert len(view.overflows) == fold_steps.MAX_OVERFLOWS
+    assert len(view.overflows) == fold_overflows.MAX_OVERFLOWS
     assert len(view.commands) == fold_commands.MAX_COMMANDS
     assert view.commands[-1].id == "1499"
     assert len(view.hooks_disabled) == len(view.attempts) == MAX_ENTRIES
@@ -343,3 +343,21 @@ def test_a_saved_fold_continues_as_if_nothing_had_happened(dice: random.Random, 
     for cursor, envelope, event in told[cut:]:
         resumed.apply(cursor, envelope, event)
     assert repr(resumed.view()) == repr(whole.view())
+
+
+def test_changes_of_accumulation_are_decisions(told: Told) -> None:
+    told(
+        step(1),
+        events.AccumulationChanged(step=1, multiplier=4, reason="command"),
+        step(2, multiplier=4, micro_batches=8, script_window=2),
+        events.AccumulationChanged(
+            step=2, multiplier=1, previous=4, reason="a closure", refused=True
+        ),
+        events.AgentExited(steps=2, windows_dropped=3),
+    )
+    view = told.fold.view()
+    assert [(d["step"], d["action"], d["outcome"]) for d in view.decisions] == [
+        (1, "accumulate 4", "applied"),
+        (2, "accumulate 1", "refused"),
+    ]
+    assert view.windows_dropped == 3

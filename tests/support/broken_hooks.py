@@ -23,17 +23,20 @@ class Broken(BaseException):
 
 def break_hook(name: str, kind: str, names: Path) -> None:
     """Make the guarded part of hook `name` raise; write every hook's name to `names`."""
-    guard = shield.Shield.guard
 
-    def guard_broken(self: shield.Shield, hook: str, function: Any) -> Any:
-        def fail(*args: Any) -> None:
-            raise Broken("on purpose") if kind == "BaseException" else OSError("on purpose")
+    def fail(*args: Any) -> None:
+        raise Broken("on purpose") if kind == "BaseException" else OSError("on purpose")
 
-        with names.open("a") as file:
-            file.write(hook + "\n")
-        return guard(self, hook, fail if hook == name else function)
+    def breaking(guard: Any) -> Any:
+        def guard_broken(self: shield.Shield, hook: str, function: Any) -> Any:
+            with names.open("a") as file:
+                file.write(hook + "\n")
+            return guard(self, hook, fail if hook == name else function)
 
-    shield.Shield.guard = guard_broken  # type: ignore[method-assign]
+        return guard_broken
+
+    for guard in ("guard", "guard_part"):
+        setattr(shield.Shield, guard, breaking(getattr(shield.Shield, guard)))
 
 
 def run(script: str, kind: str, directory: Path, hook: str) -> None:

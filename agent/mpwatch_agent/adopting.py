@@ -1,0 +1,47 @@
+"""Optimizers whose class was made before our hooks: watched by hooks on the optimizer itself.
+
+Such a hook cannot keep a step from running. Where one is to be skipped the gradients are out of
+sight meanwhile: every optimizer passes over weights that have none.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+
+def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
+    """Watch `optimizer`; the handles of its hooks, none where its class is seen anyway."""
+    if getattr(type(optimizer).step, "mpwatch_sees", False):
+        return []
+    begins = agent.guard("step of an adopted optimizer", agent.updates.step_begins)
+    ends = agent.guard("end of step of an adopted optimizer", agent.updates.step_ends)
+    called = agent.guard_steering("steering at an adopted step", agent.steering.step_called)
+    gate, loop, skipping = agent.gate, agent.loop, agent.steering.skipping
+    hidden: list[tuple[Any, Any]] = []
+
+    def before(adopted: Any, args: Any, kwargs: Any) -> None:
+        if not gate.open:
+            return
+        if gate.steers:
+            called(adopted, args, kwargs)
+        begins(adopted)
+        if id(adopted) in skipping:
+            skipping.discard(id(adopted))
+            loop.step_skipped = True
+            for group in adopted.param_groups:
+                for parameter in group["params"]:
+                    hidden.append((parameter, parameter.grad))
+                    parameter.grad = None
+
+    def after(adopted: Any, args: Any, kwargs: Any) -> None:
+        while hidden:
+            parameter, gradient = hidden.pop()
+            parameter.grad = gradient
+        if gate.open:
+            ends(adopted, True)
+
+    return [
+        optimizer.register_step_pre_hook(before),
+        optimizer.register_step_post_hook(after),
+    ]

@@ -1,0 +1,144 @@
+"""Remembers how the open micro-batch's forward began, to run it again if its loss is not finite.
+
+Holds the arguments by reference until the backward begins: they are the script's and alive anyway.
+The names of modules come from the second run (`rerun`, `forward_trace`).
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mpwatch_agent.forward_trace import ForwardTrace
+from mpwatch_agent.rerun import RandomStates, autocast_like, refusal, undone
+from mpwatch_agent.shield import Gate
+from mpwatch_agent.verdicts import Findings
+
+# Forwards are run again for the first so many losses that are not finite, then at most once in so
+# many steps.
+ALWAYS, THEN_EVERY = 3, 20
+_random_state = torch.default_generator.get_state
+_autocasts = torch.is_autocast_enabled
+
+
+class Scene(NamedTuple):
+    """One forward as it began: who, with what, with which random numbers and autocast.
+
+    `version` is that of the first argument, to see that it was changed in place.
+    """
+
+    root: Any
+    arguments: Any
+    named: Any
+    random: torch.Tensor
+    autocast: bool
+    version: int | None
+
+
+class Witness:
+    """The forwards of the open micro-batch, the newest of each root."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._runs = 0
+        self._last_run = 0
+        self._scenes: dict[int, Scene] = {}
+        # Whether the newest forward began under autocast.
+        self.autocast = False
+
+    def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
+        """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
+        first = arguments[0] if arguments else None
+        self._scenes[id(root)] = Scene(
+            root,
+            arguments,
+            named,
+            _random_state(),
+            _autocasts("cpu"),
+            first._version if type(first) is torch.Tensor else None,
+        )
+
+    def backward_begins(self) -> list[Scene]:
+        """The backward begins: the forwards are over, and nothing of them is held any more."""
+        if not self._scenes:
+            return []
+        scenes, self._scenes = list(self._scenes.values()), {}
+        self.autocast = scenes[-1].autocast
+        return scenes
+
+    def findings(self, scenes: list[Scene], step: int) -> Findings:
+        """What running these forwards again shows; the loss they led to was not finite."""
+        found = Findings(bad_loss=True)
+        if self._runs >= ALWAYS and step - self._last_run < THEN_EVERY:
+            found.forward = "the loss was not finite before the backward began, as before"
+            return found
+        self._runs += 1
+        self._last_run = step
+        found.forward = "the loss was not finite, and no forward of a root was seen"
+        for scene in scenes:
+            self._look_again(scene, found)
+            if found.forward_where or found.bad_batch:
+                break
+        return found
+
+    def _look_again(self, scene: Scene, found: Findings) -> None:
+        root = scene.root()
+        if root is None:
+            return
+        why = refusal(root, self._gate.compiles) or _changed(scene) or _elsewhere(root)
+        if not why:
+            try:
+                _tell(found, self.again(scene, root))
+                return
+            except Exception as error:
+                # Text only: an exception kept would keep the frames of the script's forward.
+                why = f"run again it raised {type(error).__name__}"
+        found.forward = f"the loss was not finite before the backward began; {why}"
+
+    def again(self, scene: Scene, root: nn.Module) -> ForwardTrace:
+        """Run the forward of `scene` again, traced, and leave nothing of it."""
+        trace = ForwardTrace(root)
+        trace.look_at_inputs((scene.arguments, scene.named))
+        dtype = torch.get_autocast_dtype("cpu")
+        autocast = autocast_like((scene.autocast, dtype), "cpu")
+        with undone(root, RandomStates(scene.random)), autocast():
+            # Our hooks see this call as well; the gate is closed to it.
+            self._gate.open = False
+            try:
+                trace.run(lambda: root(*scene.arguments, **(scene.named or {})))
+            finally:
+                self._gate.open = True
+        return trace
+
+
+def _tell(found: Findings, trace: ForwardTrace) -> None:
+    birth = trace.birth
+    found.bad_batch = trace.bad_input
+    if birth is not None:
+        found.forward_where = birth.module
+        if birth.bad_weight:
+            found.bad_weights = f"{birth.module}: {birth.words()}"
+        found.forward = birth.words()
+    elif trace.bad_output:
+        found.forward = "the model's output was not finite"
+    elif not trace.bad_input:
+        found.forward = (
+            "the model's output was finite when its forward was run again: the loss is made of it"
+            " outside the model, or it did not happen again"
+        )
+
+
+def _changed(scene: Scene) -> str:
+    if scene.version is not None and scene.arguments[0]._version != scene.version:
+        return "its input has been changed in place since, so it is not run again"
+    return ""
+
+
+def _elsewhere(root: nn.Module) -> str:
+    first = next(root.parameters(), None)
+    if first is not None and not first.is_cpu:
+        return "on a device its forward is not run again"
+    if "torch._dynamo" in sys.modules and torch.compiler.is_compiling():
+        return "it is being compiled"
+    return ""

@@ -1,0 +1,119 @@
+"""What a swallowed script window costs the training thread: `python benchmarks/accumulate.py`.
+
+In place, with 10 ms of real work per window, K switched between 1 and 8 in random blocks. Printed:
+the agent's own time per swallowed window, the part of it that is the stash's pass over the
+gradients, what observing alone takes, and the rest, against its budget of 20 us.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpwatch_agent import agent as agents
+from mpwatch_agent import shield
+from mpwatch_agent.drafts import StepDraft
+from mpwatch_agent.stash import Stash
+
+BUDGET_S, K, WINDOWS = 20e-6, 8, 8
+
+
+class Bench:
+    """A loop with scaler and clip; one micro-batch per window of the script."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        torch.manual_seed(0)
+        blocks = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.GELU())]
+        self._model = nn.Sequential(*blocks)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        self._data = torch.randn(32, width)
+
+    def window(self) -> None:
+        loss = self._model(self._data).pow(2).mean()
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(self._optimizer)
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+
+
+def timed_stash(spent: list[float], clock: Callable[[], float]) -> None:
+    """Let the stash's passes add their seconds to `spent`."""
+    add = Stash.add
+
+    def timed(self: Stash, *args: Any, **kwargs: Any) -> None:
+        start = clock()
+        add(self, *args, **kwargs)
+        spent[0] += clock() - start
+
+    Stash.add = timed  # type: ignore[method-assign]
+
+
+def told_by(agent: agents.Agent) -> list[float]:
+    """The agent's own seconds of each step that will end from now on."""
+    told: list[float] = []
+    over = agent.sampling.step_over
+
+    def telling(loop: Any, draft: StepDraft) -> None:
+        over(loop, draft)
+        told.append(draft.agent_s - draft.sampled_s)
+
+    agent.sampling.step_over = telling  # type: ignore[method-assign]
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=60)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--cpu", action="store_true", help="CPU time, where others use the cores")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    spent = [0.0]
+    clock = time.thread_time if args.cpu else time.perf_counter
+    shield._clock = clock
+    timed_stash(spent, clock)
+    agent = agents.install_here(None)
+    # The location of overflows has a budget of its own.
+    agent.observing.locator.flags.mode = "off"
+    bench = Bench(args.layers, args.width)
+    part = agent.accumulating.begin(1)
+    for _ in range(2 * WINDOWS):
+        bench.window()
+    observing = told_by(agent)
+    swallowed: list[float] = []
+    stash: list[float] = []
+    dice = random.Random(0)
+    for _ in range(args.blocks):
+        part.k = dice.choice((1, K))
+        agent.gate.own_s = spent[0] = 0.0
+        told = len(observing)
+        # The last window of a real one is no swallowed one: it is left out.
+        for _ in range(WINDOWS if part.k == 1 else K - 1):
+            bench.window()
+        if part.k > 1:
+            swallowed.append(agent.gate.own_s / (K - 1))
+            stash.append(spent[0] / (K - 1))
+            bench.window()
+            del observing[told:]
+    passes, seen = statistics.median(stash), statistics.median(observing)
+    whole = statistics.median(swallowed)
+    rest = whole - passes
+    print(f"swallowed window   {whole * 1e6:7.1f} us")
+    print(f"  the stash's pass {passes * 1e6:7.1f} us")
+    print(f"  the rest         {rest * 1e6:7.1f} us; observing an update takes {seen * 1e6:.1f} us")
+    beyond = rest - seen
+    verdict = "within" if beyond <= BUDGET_S else "over"
+    print(f"beyond observing   {beyond * 1e6:7.1f} us, {verdict} {BUDGET_S * 1e6:.0f} us")
+
+
+if __name__ == "__main__":
+    main()
