@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mpwatch import rendezvous, runs
+from mpwatch.cli.main import main
 from mpwatch.cli.revive import ensure_hub
 from mpwatch.client import open_job
 from mpwatch.codec import decode_frame, encode_frame
@@ -184,13 +185,17 @@ def test_an_unwatched_run_never_trained(directory: Path) -> None:
     assert state(directory, "r") == "never_trained"
 
 
-def test_a_job_of_another_machine_is_judged_by_its_files(directory: Path) -> None:
+def test_a_job_of_another_machine_is_judged_by_its_files(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_run(directory, "r", SPAWNED, host="elsewhere", keeper=DEAD)
     assert state(directory, "r") == "running"
     assert not job_is_over(path)
     assert out_of_reach(path) == "the job runs on elsewhere"
     # Its pids mean nothing here, even where they are alive.
     assert stop_now(path) == "the job runs on elsewhere; it can be stopped only there"
+    assert main(["ctl", str(path), "pause"]) == 3
+    assert "the job runs on elsewhere: it takes no commands from here" in capsys.readouterr().err
     ensure_hub(path)
     assert sorted(file.name for file in path.iterdir()) == ["keeper.jsonl", "run.json"]
     old = time.time() - 1000
