@@ -11,7 +11,7 @@ from mpwatch import rendezvous
 from mpwatch.commands import Command
 from mpwatch.errors import NoAnswer, RecordUnreadable
 from mpwatch.following import follow
-from mpwatch.live import ANSWER_S, JobOver, LiveJob, hub_is_there, job_is_over
+from mpwatch.live import ANSWER_S, JobOver, LiveJob, hub_is_there, job_is_over, out_of_reach
 from mpwatch.queries import ChangesReply, StepsReply
 from mpwatch.store import CommandSeen, RunView
 
@@ -23,6 +23,7 @@ __all__ = [
     "hub_is_there",
     "job_is_over",
     "open_job",
+    "out_of_reach",
 ]
 
 FIRST_ANSWER_S: Final = 1.0
@@ -70,7 +71,8 @@ def open_job(run_directory: Path, timeout_s: float = FIRST_ANSWER_S) -> JobSourc
     running = hub_is_there(rendezvous.runtime_directory(run_directory)) or not job_is_over(
         run_directory
     )
-    if running:
+    apart = out_of_reach(run_directory) if running else None
+    if running and apart is None:
         live = LiveJob(run_directory, timeout_s)
         try:
             live.view()
@@ -85,6 +87,8 @@ def open_job(run_directory: Path, timeout_s: float = FIRST_ANSWER_S) -> JobSourc
     try:
         return ReplayedJob(run_directory / rendezvous.RECORD_FILE)
     except RecordUnreadable:
+        if apart is not None:
+            raise NoAnswer(f"{apart}, and there is no record") from None
         if running:
             raise NoAnswer(f"the hub of {run_directory.name} does not answer; try again") from None
         raise

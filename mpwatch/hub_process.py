@@ -95,8 +95,9 @@ class HubProcess:
             self.hub.start(os.getpid(), time.time())
             while not self.ending and not self._job.over:
                 self._turn(POLL_S)
-                self._guarded(self._job.tell_output)
+                # In this order: what a script prints comes after its start.
                 self._guarded(lambda: self._job.read_keeper(self._is_quiet))
+                self._guarded(self._job.tell_output)
                 self._guarded(self._job.sample)
                 self._guarded(self._job.look_for_life)
             self._drain()

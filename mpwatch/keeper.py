@@ -103,8 +103,17 @@ class Keeper:
                 self._hub.end()
         return code
 
+    def _answer(self) -> None:
+        """Say that the command is this process's to start: from here on nobody else may."""
+        answer = self._spec.pop("answer", None)
+        if answer is not None:
+            with contextlib.suppress(OSError):
+                os.write(answer, b".")
+            os.close(answer)
+
     def _attempt(self, number: int) -> int:
         early = self._signal_before_start()
+        self._answer()
         if early is not None:
             self._journal.write("exited", code=128 + early, signal=early.name, attempt=number)
             return 128 + early

@@ -27,11 +27,13 @@ QUIET_S = 0.3
 DRAIN_S = 2.0
 STAND_IN_WAIT_S = 5.0
 HESITATE_S = 0.1
-TAIL_BYTES = 400
+TAIL_BYTES = 800
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
-# The last line of a traceback when something was to be typed in.
+# The last line of a traceback when something was to be typed in. `getpass` says no more than the
+# name of the error, as others do that want no keyboard.
 _NO_KEYBOARD = re.compile(rb"EOFError: EOF when reading a line|bdb\.BdbQuit")
+_NO_PASSWORD = re.compile(rb"getpass\.py.*\nEOFError\s*\Z", re.DOTALL)
 
 
 class PseudoTerminal:
@@ -161,8 +163,9 @@ class PseudoTerminal:
 
     def wanted_keyboard(self) -> bool:
         """Whether the last thing printed says that something was to be typed in."""
-        last = _COLOURS.sub(b"", self._tail).rstrip().rpartition(b"\n")[2]
-        return _NO_KEYBOARD.match(last) is not None
+        text = _COLOURS.sub(b"", self._tail).replace(b"\r", b"").rstrip()
+        last = text.rpartition(b"\n")[2]
+        return _NO_KEYBOARD.match(last) is not None or _NO_PASSWORD.search(text) is not None
 
     def _read(self) -> int:
         """Move what is there to the log; how many bytes it was."""

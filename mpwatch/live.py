@@ -15,6 +15,7 @@ from mpwatch import rendezvous, wire
 from mpwatch.asking import Asking
 from mpwatch.errors import CodecError, MpwatchError, NoAnswer
 from mpwatch.queries import AnyQuery, AnyReply, reply_decoder
+from mpwatch.vocabulary import clean_text
 
 ANSWER_S: Final = 3.0
 ASK_AGAIN_S: Final = 0.5
@@ -85,8 +86,26 @@ def hub_is_there(runtime: Path) -> bool:
     return rendezvous.is_alive(pid, started)
 
 
+def out_of_reach(run_directory: Path) -> str | None:
+    """Why the hub of a job that runs cannot be asked from here; None where it can."""
+    run_file = rendezvous.read_json(run_directory / rendezvous.RUN_FILE) or {}
+    host = rendezvous.foreign_host(run_file)
+    if host is not None:
+        return f"the job runs on {clean_text(host, 60)}"
+    try:
+        with (rendezvous.runtime_directory(run_directory) / rendezvous.HUB_LOCK).open("rb"):
+            return None
+    except PermissionError:
+        return "the hub belongs to another user"
+    except OSError:
+        return None
+
+
 def job_is_over(run_directory: Path) -> bool:
-    """Whether nothing will follow: the keeper said so, or it and what it spawned are gone."""
+    """Whether nothing will follow: the keeper said so, or it and what it spawned are gone.
+
+    On another machine nobody can look for processes: there, it has written nothing for long.
+    """
     spawned: list[tuple[int, int | None]] = []
     for entry in rendezvous.read_json_lines(run_directory / rendezvous.KEEPER_FILE):
         if entry.get("event") == "ended":
@@ -95,7 +114,10 @@ def job_is_over(run_directory: Path) -> bool:
             spawned = [(entry["pid"], entry.get("start_time"))]
         if entry.get("event") == "exited":
             spawned = []
-    keeper = (rendezvous.read_json(run_directory / rendezvous.RUN_FILE) or {}).get("keeper")
+    run_file = rendezvous.read_json(run_directory / rendezvous.RUN_FILE) or {}
+    if rendezvous.foreign_host(run_file) is not None:
+        return not rendezvous.written_lately(run_directory)
+    keeper = run_file.get("keeper")
     if isinstance(keeper, dict) and isinstance(keeper.get("pid"), int):
         spawned.append((keeper["pid"], keeper.get("start_time")))
     return not any(rendezvous.is_alive(pid, started) for pid, started in spawned)

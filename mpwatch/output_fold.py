@@ -103,6 +103,17 @@ class OutputFold:
         self._lowest = self.number
         return newlines - bool(last.text)
 
+    def skip_within(self, size: int, redrawn: bool) -> None:
+        """Leave out bytes of the line that the cursor is in, which goes on.
+
+        `redrawn`: what follows draws it anew; else the line says what is missing in it.
+        """
+        self.offset += size
+        self._decoder.reset()
+        self._held = ""
+        if not redrawn:
+            self._write(self._rows[self._row], f"[{size} bytes left out] ")
+
     def lines(self, now: float, ended: bool = False) -> list[Line]:
         """What is to be told at the moment `now` (seconds); all that is left where it `ended`."""
         if now - self._marked_at >= SETTLE_S:

@@ -6,6 +6,7 @@ log. Bounded per look: what comes faster is left out, counted, and stands in the
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,9 @@ LAST_LINES: Final = 100.0
 READ_BYTES: Final = 256 << 10
 # Farther behind than this, the middle is left out.
 BEHIND_BYTES: Final = 2 << 20
+# So long the rest is read at the end, before only its last bytes are: the hub has to be gone soon.
+DRAIN_S: Final = 0.8
+LATE_BYTES: Final = 16 << 10
 LINE_CHARACTERS: Final = 2000
 
 
@@ -85,10 +89,12 @@ class OutputTail:
         """Feed what is new; not all of it at once, unless nothing will follow."""
         if self._file is None and not self._open():
             return
+        until = time.monotonic() + DRAIN_S
         while self._file is not None:
             behind = os.fstat(self._file).st_size - self._position
-            if behind > BEHIND_BYTES:
-                self._leave_out(behind - READ_BYTES)
+            late = whole and time.monotonic() > until
+            if behind > (LATE_BYTES if late else BEHIND_BYTES):
+                self._leave_out(behind - (LATE_BYTES if late else READ_BYTES))
             data = os.pread(self._file, READ_BYTES, self._position)
             if data:
                 self._fold.feed(data)
@@ -99,21 +105,34 @@ class OutputTail:
                 return
 
     def _leave_out(self, size: int) -> None:
-        """Pass over about `size` bytes, up to the end of a line."""
+        """Pass over about `size` bytes: up to the end of a line; in an endless one, within it."""
         assert self._file is not None
-        newlines = passed = 0
+        passed = newlines = lines_end = redrawn_at = 0
         while passed < size:
-            data = os.pread(self._file, READ_BYTES, self._position + passed)
+            wanted = min(READ_BYTES, size - passed)
+            data = os.pread(self._file, wanted, self._position + passed)
             if not data:
                 break
+            if count := data.count(b"\n"):
+                newlines += count
+                lines_end = passed + data.rfind(b"\n") + 1
+            if b"\r" in data:
+                redrawn_at = passed + data.rfind(b"\r")
             passed += len(data)
-            newlines += data.count(b"\n")
-        end = data.rfind(b"\n") + 1 if passed else 0
-        if not end:
-            return  # one endless line: it is read like any other
-        passed -= len(data) - end
-        self._left_out += self._fold.skip(passed, newlines)
-        self._position += passed
+        if lines_end:
+            self._left_out += self._fold.skip(lines_end, newlines)
+        end = lines_end
+        if passed - end > READ_BYTES // 2:
+            end = redrawn_at if redrawn_at >= passed - READ_BYTES // 2 else passed
+            self._fold.skip_within(end - lines_end, redrawn=end == redrawn_at)
+        self._position += end
+
+    def _pass_over(self, size: int, newlines: int) -> None:
+        """Leave out what is in no file any more."""
+        if newlines > 0:
+            self._left_out += self._fold.skip(size, newlines)
+        else:
+            self._fold.skip_within(size, redrawn=False)
 
     def _next_file(self) -> bool:
         """Go on to the file that took the place of the one being read, which is at its end."""
@@ -142,8 +161,7 @@ class OutputTail:
             path = self._path.with_name(f"{self._path.name}.1")
             begins, lines = rotations[-2] if len(rotations) > 1 else (0, 0)
             if self._fold.offset < begins:
-                newlines = max(1, lines - self._fold.number)
-                self._left_out += self._fold.skip(begins - self._fold.offset, newlines)
+                self._pass_over(begins - self._fold.offset, lines - self._fold.number)
         file = os.open(path, _FLAGS)
         if _rotations(self._directory) != rotations:
             os.close(file)

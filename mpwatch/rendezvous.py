@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import stat
+import time
 import zlib
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,8 @@ OUTPUT_LOG: Final = "output.log"
 AGENT_SOCKET: Final = "agent.sock"
 WATCH_SOCKET: Final = "watch.sock"
 HUB_LOCK: Final = "hub.lock"
+# A job on another machine of a shared file system cannot be looked up by pid: its files tell.
+FOREIGN_SILENCE_S: Final = 120.0
 
 
 def runtime_root() -> Path:
@@ -46,11 +49,34 @@ def runtime_directory(run_directory: Path) -> Path:
     run.json says where it is, so that a watcher with another TMPDIR meets the job all the same.
     """
     recorded = (read_json(run_directory / RUN_FILE) or {}).get("runtime_directory")
-    if isinstance(recorded, str) and os.path.isabs(recorded):
+    if isinstance(recorded, str) and os.path.isabs(recorded) and _can_be_path(recorded):
         return Path(recorded)
     real = os.fsencode(os.path.realpath(run_directory))
     # 48 bits to tell a user's own runs apart; nobody else can enter the root.
     return runtime_root() / f"{zlib.crc32(real):08x}{zlib.crc32(real[::-1]) & 0xFFFF:04x}"
+
+
+def _can_be_path(text: str) -> bool:
+    """A damaged file may hold characters that no path can have; asking for it would raise."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def foreign_host(run_file: dict[str, Any]) -> str | None:
+    """The machine that the run of this run.json is on, where that is not this one."""
+    host = run_file.get("host")
+    return host if isinstance(host, str) and host != os.uname().nodename else None
+
+
+def written_lately(run_directory: Path) -> bool:
+    """Whether something still writes the run's files: all there is to see of a foreign one."""
+    newest = 0.0
+    for name in (RECORD_FILE, f"{RECORD_FILE}-wal", KEEPER_FILE):
+        with contextlib.suppress(OSError):
+            newest = max(newest, os.stat(run_directory / name).st_mtime)
+    return time.time() - newest < FOREIGN_SILENCE_S
 
 
 def make_private(path: Path) -> Path:

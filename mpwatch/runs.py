@@ -24,8 +24,6 @@ from mpwatch.vocabulary import State, clean_text
 
 RUNS_DIRECTORY: Final = "mpwatch-runs"
 LATEST: Final = "latest"
-# A job on another machine of a shared file system cannot be looked up by pid: its files tell.
-FOREIGN_SILENCE_S: Final = 120.0
 
 
 class Run(NamedTuple):
@@ -165,7 +163,7 @@ def _script_lives(run: Run, last: Attempt | None) -> bool:
     if last is None or last.pid is None:
         return False
     if _is_foreign(run):
-        return _written_lately(run)
+        return rendezvous.written_lately(run.directory)
     return rendezvous.is_alive(last.pid, last.start_time)
 
 
@@ -185,18 +183,7 @@ def keeper_is_gone(run: Run) -> bool:
 
 
 def _is_foreign(run: Run) -> bool:
-    host = run.info.get("host")
-    return isinstance(host, str) and host != os.uname().nodename
-
-
-def _written_lately(run: Run) -> bool:
-    import time
-
-    newest = 0.0
-    for name in (rendezvous.RECORD_FILE, f"{rendezvous.RECORD_FILE}-wal", rendezvous.KEEPER_FILE):
-        with contextlib.suppress(OSError):
-            newest = max(newest, os.stat(run.directory / name).st_mtime)
-    return time.time() - newest < FOREIGN_SILENCE_S
+    return rendezvous.foreign_host(run.info) is not None
 
 
 def with_agent_files(run: Run, evidence: Evidence | None) -> Evidence:
@@ -208,7 +195,7 @@ def with_agent_files(run: Run, evidence: Evidence | None) -> Evidence:
     if not run.info.get("watched", True):
         bound = False
     elif isinstance(runtime, str):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # no path, in a damaged file
             bound = any(name.startswith("rank-") for name in os.listdir(runtime))
     return (evidence or Evidence())._replace(bound=bound)
 

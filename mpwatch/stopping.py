@@ -4,6 +4,7 @@ The keeper is asked through its file of requests: it knows the grace and sees th
 gone, the script gets the signal from here, after proof that it is the same process. Never raises.
 """
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 from mpwatch import rendezvous
 from mpwatch.runs import Run, keeper_lives, read_run
+from mpwatch.vocabulary import clean_text
 
 
 def stop_now(run_directory: Path) -> str:
@@ -24,9 +26,13 @@ def stop_now(run_directory: Path) -> str:
         return "there is no run"
     if run.ended or (run.attempts and run.attempts[-1].ended):
         return "the script has ended already"
+    host = rendezvous.foreign_host(run.info)
+    if host is not None:
+        return f"the job runs on {clean_text(host, 60)}; it can be stopped only there"
     if keeper_lives(run):
         return _ask_keeper(run)
-    return _signal_script(run)
+    done, sent = _signal_script(run)
+    return f"the keeper is gone: {done}" if sent else done
 
 
 def _ask_keeper(run: Run) -> str:
@@ -35,11 +41,14 @@ def _ask_keeper(run: Run) -> str:
     try:
         descriptor = os.open(run.directory / rendezvous.REQUESTS_FILE, flags, 0o600)
         try:
-            os.write(descriptor, line.encode())
+            if os.write(descriptor, line.encode()) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
     except OSError as error:
-        return f"the keeper cannot be asked ({error.strerror}); {_signal_script(run)}"
+        done, sent = _signal_script(run)
+        after = " from here; no SIGKILL will follow" if sent else ""
+        return f"the keeper cannot be asked ({error.strerror}): {done}{after}"
     grace = _grace(run.info)
     return "asked the keeper to stop the script: SIGTERM" + (
         "" if grace is None else f", SIGKILL after {grace:g} s"
@@ -52,21 +61,23 @@ def _grace(info: dict[str, Any]) -> float | None:
     return grace if isinstance(grace, int | float) else None
 
 
-def _signal_script(run: Run) -> str:
+def _signal_script(run: Run) -> tuple[str, bool]:
+    """What was done, and whether a signal was sent."""
     last = run.attempts[-1] if run.attempts else None
     if last is None or last.pid is None or last.start_time is None:
-        return "the script's process is not known"
+        return "the script's process is not known", False
+    named = f"the script (process {last.pid})"
     try:
         # Held before it is looked at: the number cannot become another process meanwhile.
         process = os.pidfd_open(last.pid)
     except OSError:
-        return f"the script (process {last.pid}) has ended already"
+        return f"{named} has ended already", False
     try:
         if not rendezvous.is_alive(last.pid, last.start_time):
-            return f"the script (process {last.pid}) has ended already"
+            return f"{named} has ended already", False
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except OSError as error:
-        return f"the script (process {last.pid}) cannot be signalled: {error.strerror}"
+        return f"{named} cannot be signalled: {error.strerror}", False
     finally:
         os.close(process)
-    return f"the keeper is gone: sent SIGTERM to the script (process {last.pid})"
+    return f"sent SIGTERM to {named}", True

@@ -69,7 +69,12 @@ LR_RULES: Final[tuple[str, ...]] = ("none", "linear", "sqrt", "adascale", "auto"
 STDERR_PREFIX: Final = "mpwatch: "
 
 _INTERVAL: Final = re.compile(r"([0-9]{1,10}) ?([a-z_]*)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Controls, and what is invisible or turns the order of what is shown.
+_UNSEEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
+    r"\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
+_LINE_OR_TAB = re.compile(r"[\t\n\r\u2028\u2029]")
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
@@ -111,11 +116,12 @@ def clean_text(text: str, limit: int = 2000) -> str:
     """Return `text` fit for a terminal: one line, no escape sequence, no control character.
 
     Names, reasons and output of a script are untrusted: they can not draw or command.
-    Newlines and tabs become spaces; what is longer than `limit` characters is cut.
+    Ends of lines and tabs become spaces; what cannot be seen goes; what is longer than `limit`
+    characters is cut.
     """
     text = _ESCAPE_SEQUENCE.sub("", text[: limit * 4])
-    text = text.replace("\n", " ").replace("\t", " ").replace("\r", " ")
-    text = _CONTROL.sub("", text)
+    text = _LINE_OR_TAB.sub(" ", text)
+    text = _UNSEEN.sub("", text)
     # Lone surrogates (bytes that were no UTF-8) cannot be encoded again.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= limit else text[: limit - 3] + "..."

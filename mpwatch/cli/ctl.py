@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = chosen(arguments)
     if not runs.is_live(found):
         raise NoAnswer(f"run {found.run_id} has ended; see: mpwatch show {found.run_id}")
+    if (apart := client.out_of_reach(found.directory)) is not None:
+        raise NoAnswer(f"{apart}: it takes no commands from here")
     seen = _outcome(found, command, time.monotonic() + arguments.timeout)
     print(to_json(msgspec.to_builtins(seen)) if arguments.json else _line(seen))
     return EXIT_OK if seen.outcome == "applied" else EXIT_REFUSED

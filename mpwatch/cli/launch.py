@@ -88,14 +88,15 @@ def _launch_beneath_screen(
     if place is not None and place.runtime is not None:
         given = _specification(place, configuration, inject, environment, keeper.pid)
         keeper.start({**given, "terminal": True})
-        if detach.has_started(keeper, place.directory):
-            return screen.watch_in_terminal(place.directory, first=True)
+        if keeper.answers(place.directory):
+            return screen.watch_in_terminal(place.directory, first=True, ended=keeper.exit_code)
     else:
         keeper.give_up()
     # No place for sockets, or no process to be had: the script runs in the foreground.
     if place is None:
         execute_unwatched(command, environment)
-    write_run_file(place, command, configuration, inject, os.getpid())
+    with contextlib.suppress(OSError):  # full by now: the script runs all the same
+        write_run_file(place, command, configuration, inject, os.getpid())
     specification = _specification(place, configuration, inject, environment, os.getpid())
     return _become_keeper(specification, command, environment)
 
@@ -118,6 +119,7 @@ def _specification(
         "grace_s": configuration.value("grace"),
         "keeper_pid": keeper_pid,
         "terminal": False,
+        "answer": None,
     }
 
 

@@ -19,6 +19,7 @@ from mpwatch.cli.configuration import Configuration
 from mpwatch.cli.options import SCALER_KNOBS
 from mpwatch.cli.provenance import git_commit
 from mpwatch.cli.redaction import redact
+from mpwatch.cli.sweep import sweep
 from mpwatch.errors import MpwatchError, RuntimeDirectoryRefused, UsageError
 from mpwatch.keeper_files import say
 from mpwatch.runs import RUNS_DIRECTORY, working_directory
@@ -68,6 +69,7 @@ def prepare(
         UsageError: the directory that the user named cannot be written.
     """
     keeper_pid = keeper_pid or os.getpid()
+    sweep(rendezvous.runtime_root())
     if not configuration.value("no_record"):
         try:
             return _recorded_place(command, configuration, inject, keeper_pid)

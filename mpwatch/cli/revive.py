@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mpwatch import rendezvous
-from mpwatch.live import hub_is_there, job_is_over
+from mpwatch.live import hub_is_there, job_is_over, out_of_reach
 from mpwatch.runs import keeper_lives, read_run
 
 # The keeper's own next try comes first, where there is a keeper.
@@ -27,7 +27,7 @@ def ensure_hub(run_directory: Path) -> None:
     job has.
     """
     run = read_run(run_directory)
-    if run is None:
+    if run is None or out_of_reach(run_directory) is not None:
         return
     runtime = rendezvous.runtime_directory(run_directory)
     if keeper_lives(run) and _there_within(KEEPER_WAIT_S, runtime, run_directory):

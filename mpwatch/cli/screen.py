@@ -12,7 +12,7 @@ import signal
 import sys
 import termios
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +20,11 @@ from mpwatch.errors import EXIT_REFUSED, UsageError
 from mpwatch.vocabulary import clean_text
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
-# Mouse reports, focus reports, bracketed paste, kitty's keyboard flags and colours off; the
-# cursor and the wrapping of long lines on again.
+# Mouse reports (in pixels too), focus reports, bracketed paste, drawing at one stroke, reports of
+# the size, kitty's keyboard flags and colours off; the cursor and the wrapping of long lines on.
 PLAIN: Final = (
     "\x1b[?25h\x1b[?7h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?1004l\x1b[?2004l"
-    "\x1b[<u\x1b[0m"
+    "\x1b[?1016l\x1b[?2026l\x1b[?2048l\x1b[<u\x1b[0m"
 )
 LEAVE_ALTERNATE_SCREEN: Final = "\x1b[?1049l"
 SPEECHLESS_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
@@ -52,13 +52,14 @@ def watch_in_terminal(
     *,
     readonly: bool = False,
     first: bool = False,
+    ended: Callable[[], int | None] = lambda: None,
     replay: bool = False,
     plain_ascii: bool = False,
 ) -> int:
     """Show the run until the user leaves; returns the exit code.
 
     `first`: this is the screen of `mpwatch run` itself, whose exit code is the script's where the
-    script has ended. `replay`: from the record alone.
+    script has ended; `ended` says so where files cannot. `replay`: from the record alone.
 
     Raises:
         UsageError: this terminal cannot show the screen.
@@ -76,12 +77,14 @@ def watch_in_terminal(
     sys.stderr.flush()
     status = _guarded(options)
     code = os.waitstatus_to_exitcode(status)
-    for line in farewell(run_directory, code, replay):
+    known = ended()
+    for line in farewell(run_directory, code, replay, known):
         with contextlib.suppress(OSError, ValueError):
             print(line, flush=True)
-    ended = _code_of_ended(run_directory) if first else None
-    if ended is not None:
-        return ended
+    if known is None and first:
+        known = _code_of_ended(run_directory)
+    if known is not None:
+        return known
     return code if code >= 0 else 128 - code
 
 
@@ -91,12 +94,17 @@ def _guarded(options: dict[str, Any]) -> int:
     guard = os.getpid()
     # A screen that ignores the end of its terminal would spin on it for ever.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    child = os.fork()
-    if child == 0:
-        _become_screen(options, guard)
-    with _passing_signals_to(child):
-        status = _wait(child)
-    _restore(saved, left_by_itself=os.WIFEXITED(status))
+    # Ctrl+C while the screen comes up would end it alone; once it is up, it asks what is meant.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = os.fork()
+        if child == 0:
+            _become_screen(options, guard)
+        with _passing_signals_to(child):
+            status = _wait(child)
+        _restore(saved, left_by_itself=os.WIFEXITED(status))
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
     return status
 
 
@@ -113,8 +121,6 @@ def _become_screen(options: dict[str, Any], guard: int) -> None:
         from mpwatch_tui.entry import show
 
         code = show(**options, guard=guard, revive=ensure_hub, stop_now=stop_now)
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
     except ImportError as error:
         print(f"mpwatch: no screen: {error}", file=sys.stderr)
     except BaseException:
@@ -143,7 +149,6 @@ def _passing_signals_to(child: int) -> Iterator[None]:
             os.kill(child, number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGQUIT)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
@@ -168,10 +173,13 @@ def _restore(saved: list[Any], left_by_itself: bool) -> None:
         signal.signal(signal.SIGTTOU, before)
 
 
-def farewell(run_directory: Path, code: int, replay: bool) -> list[str]:
+def farewell(
+    run_directory: Path, code: int, replay: bool, script_code: int | None = None
+) -> list[str]:
     """What to say on the plain screen: how to come back, or how the run ended.
 
-    `code` is the screen's own exit code, negative for a signal.
+    `code` is the screen's own exit code, negative for a signal; `script_code` the script's where
+    its keeper told it otherwise than through files.
     """
     from mpwatch import rendezvous, runs
     from mpwatch.glance import glance
@@ -180,7 +188,12 @@ def farewell(run_directory: Path, code: int, replay: bool) -> list[str]:
     if code < 0:
         lines.append(f"mpwatch: the screen died of {signal.Signals(-code).name}")
     run = runs.read_run(run_directory)
-    if run is None or replay:
+    if replay:
+        return lines
+    if script_code is not None and (run is None or run.exit_code is None):
+        text = "the run's files could not be written, or are gone"
+        return [*lines, f"mpwatch: the script ended with exit code {script_code}; {text}"]
+    if run is None:
         return lines
     name = _name_for_attach(run_directory, run.run_id)
     if runs.is_live(run):

@@ -14,7 +14,15 @@ import pytest
 
 from mpwatch import codec, rendezvous, wire
 from mpwatch.client import LiveJob
-from mpwatch.events import CommandApplied, FramesMissing, HubStarted, JobExited, StepFinished
+from mpwatch.events import (
+    CommandApplied,
+    FramesMissing,
+    HubStarted,
+    JobExited,
+    JobStarted,
+    OutputLine,
+    StepFinished,
+)
 from mpwatch.following import follow
 from mpwatch.replayed import ReplayedJob
 from tests.support.hub_runs import RUN, Run, a_run, me, step, steps_seen, until
@@ -42,6 +50,19 @@ def test_a_hub_says_where_it_is_and_leaves_nothing_but_the_record(run: Run) -> N
     left = {file.name for file in (*run.directory.iterdir(), *run.runtime.iterdir())}
     assert left == {"run.json", "keeper.jsonl", "hub.log", "record.sqlite", "hub.lock"}
     assert (run.directory / "hub.log").read_text() == ""
+
+
+def test_what_a_script_printed_first_comes_after_its_start(run: Run) -> None:
+    run.keeper_says("spawned", attempt=1, **me())
+    (run.directory / rendezvous.OUTPUT_LOG).write_text("first\nsecond\n")
+    run.start_hub()
+    run.end()
+    told = [e for _, _, e in follow(run.directory) if isinstance(e, JobStarted | OutputLine)]
+    assert [event.text if isinstance(event, OutputLine) else "" for event in told] == [
+        "",
+        "first",
+        "second",
+    ]
 
 
 def test_a_second_hub_leaves_the_first_alone(run: Run) -> None:

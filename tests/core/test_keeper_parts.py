@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from mpwatch import spawning
 from mpwatch.cli.interpreter import isolating_flag
 from mpwatch.group_witness import GroupWitness
 from mpwatch.keeper_files import Journal, Requests
+from mpwatch.keeper_output import OutputLog
+from mpwatch.keeper_pty import PseudoTerminal
 from mpwatch.rendezvous import read_json_lines
 from mpwatch.spawning import exit_of, oom_kills, spawn
 
@@ -64,6 +67,31 @@ def test_requests_are_taken_once_and_only_when_whole(tmp_path: Path) -> None:
 )
 def test_exit_codes_as_a_shell_sees_them(status: int, expected: tuple[int, str | None]) -> None:
     assert exit_of(status) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("import getpass; getpass.getpass()", True),
+        ("input()", True),
+        ("raise EOFError", False),
+        ("print('getpass')", False),
+    ],
+)
+def test_a_script_that_wanted_a_keyboard_is_known_by_its_last_words(
+    tmp_path: Path, words: str, wanted: bool
+) -> None:
+    log = OutputLog(str(tmp_path), Journal(str(tmp_path)), own_lines=False)
+    terminal = PseudoTerminal(log)
+    pid = spawn([sys.executable, "-I", "-S", "-c", words], dict(os.environ), terminal.enter)
+    terminal.started(pid)
+    os.waitpid(pid, 0)
+    terminal.drain()
+    terminal.close()
+    log.close()
+    assert terminal.wanted_keyboard() is wanted
+    printed = (tmp_path / "output.log").read_text()
+    assert "EOFError" in printed or words.startswith("print")
 
 
 def test_a_command_that_is_not_there_is_the_parents_error(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
 
-from mpwatch import keeper_output
+from mpwatch import keeper_output, output_tail
 from mpwatch.events import OutputLine
 from mpwatch.keeper_files import Journal
 from mpwatch.keeper_output import OutputLog
@@ -134,3 +135,83 @@ def test_bytes_that_cannot_be_written_are_counted(
     kept = b"".join(map(line, range(3)))[:30]
     said = f"\nmpwatch: {lost} bytes of output could not be written here\n".encode()
     assert (tmp_path / "output.log").read_bytes() == kept + said + b"room again\n"
+
+
+BARS = b"".join(b"\r%6d of many |%s" % (n, b"#" * 80) for n in range(200_000))
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (b"A" * (20 << 20), r"\[207093\d\d bytes left out\] AAAA"),
+        (b"first\r" + b"A" * (20 << 20), r"\[207093\d\d bytes left out\] AAAA"),
+        (BARS, r"199999 of many \|####"),
+        (b"before\n" + BARS, r"199999 of many \|####"),
+    ],
+    ids=["a long line", "a long line redrawn once", "a bar", "a bar below a line"],
+)
+def test_an_endless_line_is_passed_over_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: bytes, shown: str
+) -> None:
+    real, read = os.pread, [0]
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        data = real(descriptor, size, offset)
+        read[0] += len(data)
+        return data
+
+    monkeypatch.setattr(output_tail.os, "pread", counted)
+    path, number = tmp_path / "output.log", printed.count(b"\n")
+    path.write_bytes(printed)
+    # A hub that was started late: it is not far behind after its first looks.
+    tail = OutputTail(tmp_path)
+    told = tail.look(0.0) + tail.look(2.0)
+    assert (told[-1].number, told[-1].unfinished) == (number, True)
+    assert re.match(shown, told[-1].text)
+    with path.open("ab") as file:
+        file.write(b"\nend\n")
+    told = tail.look(4.0, ended=True)
+    tail.close()
+    # One that comes for the end only.
+    late = OutputTail(tmp_path)
+    also = late.look(0.0, ended=True)
+    late.close()
+    for lines in (told, also):
+        assert [(e.number, e.unfinished) for e in lines[-2:]] == [
+            (number, False),
+            (number + 1, False),
+        ]
+        assert re.match(shown, lines[-2].text)
+        assert lines[-1].text == "end"
+        assert lines[-1].offset == len(printed) + 5
+    # Twice: once for each of them, and the end once more.
+    assert read[0] < 2 * len(printed) + (4 << 20)
+
+
+def test_an_endless_line_whose_beginning_is_in_no_file_any_more(
+    log: OutputLog, tmp_path: Path
+) -> None:
+    log.write(line(0))
+    for _ in range(50):
+        log.write(b"A" * 100)
+    tail = OutputTail(tmp_path, offset=len(line(0)), number=1)
+    log.write(b"\nend\n")
+    told = tail.look(0.0, ended=True)
+    tail.close()
+    assert [(event.number, event.left_out) for event in told] == [(1, 0), (2, 0)]
+    assert told[0].text.startswith("[")
+    assert told[1].text == "end"
+
+
+def test_at_the_end_there_is_not_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_tail, "DRAIN_S", 0.0)
+    (tmp_path / "output.log").write_bytes(b"".join(map(line, range(80_000))))
+    tail = OutputTail(tmp_path)
+    told = tail.look(0.0, ended=True)
+    tail.close()
+    assert texts(told) == {event.number: f"line {event.number} of many" for event in told}
+    assert told[-1].number == 79_999
+    assert sum(event.left_out for event in told) + len(told) == 80_000
+    assert tail._fold.offset == (tmp_path / "output.log").stat().st_size

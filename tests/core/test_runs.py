@@ -1,20 +1,30 @@
 """Runs are found by every name a person may use, and their state follows from the files alone."""
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpwatch import rendezvous, runs
+from mpwatch.cli.main import main
+from mpwatch.cli.revive import ensure_hub
+from mpwatch.client import open_job
 from mpwatch.codec import decode_frame, encode_frame
-from mpwatch.errors import RunNotFound
+from mpwatch.errors import NoAnswer, RunNotFound
 from mpwatch.events import AgentBound, AgentExited, AgentStopping, Event, StepFinished
 from mpwatch.glance import evidence_of, glance
+from mpwatch.live import job_is_over, out_of_reach
 from mpwatch.record import Record
 from mpwatch.run_state import Attempt, Evidence, attempts_of, cause_of, ended_state, live_state
+from mpwatch.stopping import stop_now
 
 BOUND = Evidence(bound=True, steps=10)
 
@@ -175,12 +185,80 @@ def test_an_unwatched_run_never_trained(directory: Path) -> None:
     assert state(directory, "r") == "never_trained"
 
 
-def test_a_job_of_another_machine_is_judged_by_its_files(directory: Path) -> None:
+def test_a_job_of_another_machine_is_judged_by_its_files(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_run(directory, "r", SPAWNED, host="elsewhere", keeper=DEAD)
     assert state(directory, "r") == "running"
+    assert not job_is_over(path)
+    assert out_of_reach(path) == "the job runs on elsewhere"
+    # Its pids mean nothing here, even where they are alive.
+    assert stop_now(path) == "the job runs on elsewhere; it can be stopped only there"
+    assert main(["ctl", str(path), "pause"]) == 3
+    assert "the job runs on elsewhere: it takes no commands from here" in capsys.readouterr().err
+    ensure_hub(path)
+    assert sorted(file.name for file in path.iterdir()) == ["keeper.jsonl", "run.json"]
     old = time.time() - 1000
     os.utime(path / "keeper.jsonl", (old, old))
     assert state(directory, "r") == "lost"
+    assert job_is_over(path)
+
+
+@pytest.fixture
+def readable() -> Iterator[Path]:
+    """A directory that other users can look into; pytest's own are private."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+@contextlib.contextmanager
+def another_user(*private: Path) -> Iterator[None]:
+    """What another user can do: files that are `private` are out of reach."""
+    for path in private:
+        path.chmod(0 if os.geteuid() else 0o700)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+        for path in private:
+            path.chmod(0o700)
+
+
+def test_a_hub_of_another_user_is_no_lost_hub(readable: Path) -> None:
+    runtime = readable / "sockets"
+    runtime.mkdir(0o700)
+    path = make_run(readable, "r", runtime_directory=str(runtime))
+    assert out_of_reach(path) is None
+    with another_user(runtime):
+        assert out_of_reach(path) == "the hub belongs to another user"
+        with pytest.raises(NoAnswer, match="belongs to another user, and there is no record"):
+            open_job(path)
+    assert out_of_reach(path) is None
+
+
+def test_a_keeper_that_cannot_be_asked_is_not_gone(readable: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as script:
+        started = rendezvous.process_start_time(script.pid)
+        path = make_run(readable, "r", {**SPAWNED, "pid": script.pid, "start_time": started})
+        (path / "requests.jsonl").symlink_to("elsewhere")  # not followed: it cannot be written
+        said = stop_now(path)
+        assert script.wait(20) == -signal.SIGTERM
+    assert said.startswith("the keeper cannot be asked (")
+    end = f"sent SIGTERM to the script (process {script.pid}) from here; no SIGKILL will follow"
+    assert said.endswith(f"): {end}")
+
+
+@pytest.mark.parametrize("path", ["/tmp/a\0b", "/tmp/\ud800"])
+def test_what_can_be_no_path_is_no_runtime_directory(directory: Path, path: str) -> None:
+    run = make_run(directory, "r", SPAWNED, keeper=DEAD, runtime_directory=path)
+    assert state(directory, "r") == "lost"
+    assert rendezvous.runtime_directory(run).parent == rendezvous.runtime_root()
+    assert out_of_reach(run) is None
+    assert job_is_over(run)
 
 
 def test_damaged_files_are_passed_over(directory: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,17 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def in_terminal(
-    place: Place, *words: str, errors: str = "", **environment: str
+    place: Place, *words: str, errors: str = "", instead: str = "", **environment: str
 ) -> tuple[int, bytes]:
-    """Run mpwatch on a terminal to its end; its exit code and what it showed."""
+    """Run mpwatch, or `instead`, on a terminal to its end; its exit code and what it showed."""
+    command = [sys.executable, "-c", instead] if instead else MPWATCH
     pid, master = pty.fork()
     if pid == 0:
         os.chdir(place.directory)
         if errors:
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         given = {**place.environment, "TERM": "xterm-256color", **environment}
-        os.execve(MPWATCH[0], [*MPWATCH, *words], given)
+        os.execve(command[0], [*command, *words], given)
     seen = b""
     with contextlib.suppress(OSError):
         while data := os.read(master, 65536):
@@ -76,3 +78,53 @@ def test_a_job_that_ends_beneath_the_screen_gives_its_exit_code(place: Place) ->
     os.write(run.terminal, b"q")
     assert run.left() == 5
     assert (run.directory / "output.log").read_bytes() == b"[False, True, True]\n"
+
+
+COUNTING = "import os; os.write(os.open('count', os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'.'); "
+
+# mpwatch on a machine where something is wrong. The screen is left when the keeper has ended.
+MISFORTUNE = """
+import errno, os, sys
+from mpwatch.cli import detach, launch, main, screen
+def watch(directory, *, ended, **_):
+    os.waitid(os.P_PID, keepers[0].pid, os.WEXITED | os.WNOWAIT)
+    print("screen", *screen.farewell(directory, 0, False, ended()), flush=True)
+    return 99 if ended() is None else ended()
+screen.watch_in_terminal = watch
+def full(*_):
+    raise OSError(errno.ENOSPC, "full")
+if not os.environ["WRONG"]:
+    launch._exec_keeper = launch.write_run_file = full
+keepers = []
+class Kept(detach.DetachedKeeper):
+    def start(self, specification):
+        keepers.append(self)
+        exec(os.environ["WRONG"])
+        super().start(specification)
+detach.DetachedKeeper = Kept
+sys.exit(main.main(["run", *sys.argv[1:]]))
+"""
+NO_JOURNAL = "os.mkdir(specification['run_directory'] + '/keeper.jsonl')"
+NO_KEEPER = ""
+KEEPER_FAILS = "specification['grace_s'], specification['run_directory'] = 1, None"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "shown"),
+    [
+        # What a file that cannot be made does not say means nothing.
+        (NO_JOURNAL, 3, b"screen mpwatch: the script ended with exit code 3; "),
+        (NO_JOURNAL, 0, b"screen mpwatch: the script ended with exit code 0; "),
+        # Neither a keeper nor room on the disk.
+        (NO_KEEPER, 0, b"mpwatch: runs unwatched: cannot start the keeper: "),
+        # It ends before it takes the script on: then the foreground has it.
+        (KEEPER_FAILS, 3, b"here"),
+    ],
+)
+def test_whatever_is_wrong_the_script_runs_once_and_has_its_exit_code(
+    place: Place, wrong: str, code: int, shown: bytes
+) -> None:
+    script = place.script(f"{COUNTING}print('here'); raise SystemExit({code})")
+    found, seen = in_terminal(place, script, instead=MISFORTUNE, WRONG=wrong)
+    assert (found, shown in seen) == (code, True), seen
+    assert (place.directory / "count").read_text() == "."

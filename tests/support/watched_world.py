@@ -108,6 +108,9 @@ class World(Asking):
     def is_over(self) -> bool:
         return self.over
 
+    def out_of_reach(self) -> str | None:
+        return None
+
     def live(self) -> JobSource:
         return self
 
@@ -161,6 +164,9 @@ class MemoryPlaces:
 
     def is_over(self) -> bool:
         return self.connection == "over"
+
+    def out_of_reach(self) -> str | None:
+        return "the job runs on node7" if self.connection == "apart" else None
 
     def live(self) -> JobSource:
         return _Unclosed(self) if self.connection == "live" else _Silent()

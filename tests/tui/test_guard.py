@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import termios
 import time
@@ -16,12 +17,16 @@ from mpwatch.cli.main import main
 from mpwatch.codec import decode_frames
 from mpwatch.errors import UsageError
 from mpwatch.record import Record
+from mpwatch_tui import entry
 from tests.support.hub_runs import until
 from tests.support.pictured import told
 from tests.support.terminals import Terminal
 
 # Each of these undoes something that the screen switches on (tried; see `mpwatch.cli.screen`).
-UNDOING = ("?25h", "?7h", "?1000l", "?1003l", "?1006l", "?1015l", "?1004l", "?2004l", "<u", "0m")
+UNDOING = (
+    *("?25h", "?7h", "?1000l", "?1003l", "?1006l", "?1015l", "?1016l", "?1004l", "?2004l"),
+    *("?2026l", "?2048l", "<u", "0m"),
+)
 
 Start = Callable[..., Terminal]
 
@@ -87,6 +92,44 @@ def test_q_leaves_a_clean_terminal_and_says_how_the_run_ended(start: Start) -> N
     words = last_words(terminal)
     assert "crashed, exit code 7; see: mpwatch show" in words
     assert words.count("\n") == 1
+
+
+def colour_codes(written: bytes) -> set[str]:
+    """The parameters of all SGR sequences that choose a colour."""
+    found = re.findall(r"\x1b\[([0-9;]*)m", written.decode())
+    return {code for code in found if re.search(r"\b(?:[349][0-8]|10[0-7])\b", code)}
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_no_color_means_no_code_of_a_colour(run_directory: Path, colours: bool) -> None:
+    environment = {"COLORTERM": "truecolor"} | ({} if colours else {"NO_COLOR": "1"})
+    terminal = Terminal(lambda: screen.watch_in_terminal(run_directory), **environment)
+    terminal.until("loss scale")
+    terminal.press(b"?")
+    terminal.until("this help")
+    terminal.press(b"?q")
+    assert terminal.end() == 0
+    terminal.close()
+    assert (colour_codes(bytes(terminal.seen)) != set()) is colours
+
+
+def test_ctrl_c_while_the_screen_comes_up_is_no_end(run_directory: Path) -> None:
+    def slow(**_: object) -> int:
+        print("coming", flush=True)
+        return 0 if os.read(0, 10) == b"up\n" else 3
+
+    def body() -> int:
+        entry.show = slow
+        return screen.watch_in_terminal(run_directory)
+
+    terminal = Terminal(body)
+    terminal.until("coming")
+    terminal.press(b"\x03")
+    terminal.until("^C")
+    terminal.press(b"up\n")
+    assert terminal.end() == 0
+    assert termios.tcgetattr(terminal.master) == terminal.modes
+    terminal.close()
 
 
 def test_the_first_screen_of_a_run_ends_with_the_scripts_code(start: Start) -> None:

@@ -127,6 +127,27 @@ def test_read_only_looks_and_never_asks_the_job() -> None:
     assert on_screen(body, readonly=True).return_code == 0
 
 
+@pytest.mark.parametrize("size", [(20, 5), (80, 24), (59, 30), (200, 7)])
+@pytest.mark.parametrize("looks", [Looks(), Looks(ascii=True)])
+def test_the_question_of_ctrl_c_is_seen_whole_at_any_size(
+    size: tuple[int, int], looks: Looks
+) -> None:
+    async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:
+        await pilot.press("question_mark", "ctrl+c")
+        assert len(app.screen_stack) == 1
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert isinstance(app.screen, Ending)
+        lines = "\n".join(
+            "".join(segment.text for segment in strip)
+            for strip in app.screen._compositor.render_strips()
+        )
+        for word in ("eave", "top", "boundary", "now", "esc", "nothing"):
+            assert word in lines, lines
+
+    on_screen(body, size=size, looks=looks)
+
+
 @pytest.mark.parametrize("options", [{"replay": True}, {"facts": ENDED, "connection": "over"}])
 def test_where_no_job_is_left_ctrl_c_just_leaves(options: dict[str, Any]) -> None:
     async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:
@@ -166,6 +187,21 @@ def test_a_lost_connection_keeps_the_picture() -> None:
         assert (panel(app, "loss"), panel(app, "log")) == before
 
     on_screen(body)
+
+
+def test_a_job_whose_hub_cannot_be_asked_is_shown_from_its_record() -> None:
+    async def body(pilot: Pilot[int], app: WatchApp, places: MemoryPlaces) -> None:
+        places.job.feed([frame(events.JobStarted(pid=4711), 900)])
+        await look(pilot, app)
+        assert "the job runs on node7; from the record" in panel(app, "footer")
+        assert "space" not in panel(app, "footer")
+        assert "4711" in panel(app, "log")
+        await pilot.press("space")
+        await look(pilot, app)
+        assert places.job.sent == []
+        assert "refused the job runs on node7" in panel(app, "footer")
+
+    on_screen(body, connection="apart", size=(120, 30))
 
 
 def test_only_what_changed_is_drawn_again() -> None:
@@ -301,7 +337,7 @@ def test_picture_small(snap_compare: Any) -> None:
 
 def test_picture_plain(snap_compare: Any) -> None:
     """80x24 in ASCII: plots of `*`, the phases' bar of different letters, borders of `-`. The hub
-    does not answer: a red line at the bottom says so and the picture is still there."""
+    does not answer: a line at the bottom says so and the picture is still there. No colours."""
     looks = Looks(ascii=True, colours=False)
     assert pictured((80, 24), snap_compare, looks=looks, frames=told(60), then="silent")
 

@@ -176,7 +176,12 @@ def test_the_footer_says_what_the_picture_is_worth() -> None:
 
     assert foot(connection="live").startswith("live ")
     assert foot(connection="live").endswith("q detach")
-    assert "hub lost (0:00:12), last picture; job goes on" in foot(connection="lost")
+    seen = foot(connection="lost", view=view(cursor=9))
+    assert "hub lost (0:00:12), last picture; job goes on" in seen
+    # It never came up: there is no picture to speak of.
+    assert "no hub (0:00:12), see hub.log; job goes on" in foot(connection="lost")
+    apart = foot(connection="apart", apart="the job runs on node7")
+    assert apart.startswith("the job runs on node7; from the record")
     assert "hub does not answer (0:00:12)" in foot(connection="silent")
     assert foot(connection="over").startswith("the job runs: mpwatch attach; from the record")
     asked = Asked(words="pause", at=100.0, outcome="applied", detail="at step 9")

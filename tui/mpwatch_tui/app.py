@@ -8,17 +8,18 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from mpwatch.commands import Pause, StopAtBoundary, Unpause
 from mpwatch_tui import dialogs
-from mpwatch_tui.looks import Looks
+from mpwatch_tui.looks import Looks, WithoutColours
 from mpwatch_tui.messages import Looked, LookFailed
 from mpwatch_tui.overview import Overview
 from mpwatch_tui.picture import Picture
@@ -26,6 +27,7 @@ from mpwatch_tui.poller import Poller
 from mpwatch_tui.watching import Watching
 
 GUARD_EVERY_S = 1.0
+_WITHOUT_COLOURS = WithoutColours()
 CODE_OF_SIGTERM = 128 + signal.SIGTERM
 
 
@@ -68,6 +70,10 @@ class WatchApp(App[int]):
                 lambda picture: self.post_message(Looked(picture)),
                 lambda error: self.post_message(LookFailed(f"{type(error).__name__}: {error}")),
             )
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        filters = super().get_line_filters()
+        return filters if self.looks.colours else [*filters, _WITHOUT_COLOURS]
 
     def get_default_screen(self) -> Screen[None]:
         return Overview(self.looks, not (self._replay or self._readonly))
@@ -138,6 +144,9 @@ class WatchApp(App[int]):
         job_lives = self.picture is not None and self.picture.facts.is_live
         if self.picture is not None and not job_lives:
             self._end(0)
+            return
+        if isinstance(self.screen, dialogs.Help):
+            self.screen.dismiss()  # one thing at a time lies over the overview
             return
         self.push_screen(dialogs.Ending(self.looks, not self._readonly), self._ended)
 

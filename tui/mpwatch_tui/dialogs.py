@@ -3,6 +3,7 @@
 from typing import ClassVar, Final
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -11,6 +12,8 @@ from textual.widgets import Static
 
 from mpwatch_tui.looks import Looks, style_of
 
+# From this size on the questions stand in whole sentences, in a frame.
+ROOMY: Final = (60, 8)
 DETACH, STOP, STOP_NOW, NOTHING = "detach", "stop", "stop_now", "nothing"
 
 _KEYS: Final = (
@@ -64,17 +67,28 @@ class Ending(ModalScreen[str]):
         self._may_stop = may_stop
 
     def compose(self) -> ComposeResult:
-        lines = [("d", "leave; the job goes on (Enter)")]
+        with Vertical(classes="dialog"):
+            yield Static(id="question")
+            yield Static(id="answers")
+
+    def on_resize(self, event: events.Resize) -> None:
+        # Keys act whether or not their lines are to be seen: on a small terminal, in few words.
+        few = event.size.width < ROOMY[0] or event.size.height < ROOMY[1]
+        self.set_class(few, "-few")
+        lines = [("d", "leave" if few else "leave; the job goes on (Enter)")]
         if self._may_stop:
             lines += [
-                ("s", "stop the job at the next boundary, exit code 0"),
-                ("k", "stop the job now, in the middle of a step"),
+                (
+                    "s",
+                    "stop, boundary" if few else "stop the job at the next boundary, exit code 0",
+                ),
+                ("k", "stop now" if few else "stop the job now, in the middle of a step"),
             ]
         lines.append(("esc", "nothing"))
         question = "Leave, or stop the job?" if self._may_stop else "Leave? (read-only)"
-        with Vertical(classes="dialog"):
-            yield Static(Text(question, style_of("strong")))
-            yield Static(_lines(tuple(lines), 5))
+        asked = Text("leave or stop?" if few else question, style_of("strong"))
+        self.query_one("#question", Static).update(asked)
+        self.query_one("#answers", Static).update(_lines(tuple(lines), 4 if few else 5))
 
     def action_answer(self, answer: str) -> None:
         if answer in (STOP, STOP_NOW) and not self._may_stop:

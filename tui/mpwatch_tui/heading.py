@@ -142,6 +142,10 @@ def _connection(picture: Picture, looks: Looks) -> Row:
             return (("connecting", "warn"),)
         case "silent":
             return ((f"hub does not answer ({waited}); job goes on", "bad"),)
+        case "apart":
+            return ((f"{looks.text(picture.apart, 100)}; from the record", "event"),)
+        case "lost" if not picture.view.cursor:
+            return ((f"no hub ({waited}), see hub.log; job goes on", "bad"),)
         case "lost":
             return ((f"hub lost ({waited}), last picture; job goes on", "bad"),)
         case "over":

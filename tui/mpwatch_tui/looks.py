@@ -7,7 +7,10 @@ brightness too, since 16-colour terminals make neighbours one; without colours, 
 from typing import Final, Literal
 
 import msgspec
+from rich.segment import Segment
 from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
 
 from mpwatch.vocabulary import PHASES, clean_text
 
@@ -48,6 +51,16 @@ _PHASE_GLYPHS: Final[dict[str, str]] = dict(zip(PHASES, "d#=+e%r.", strict=True)
 def style_of(role: Role) -> Style:
     """The style of a role; one without a style of its own is plain."""
     return _STYLES.get(role, _STYLES["plain"])
+
+
+class WithoutColours(LineFilter):
+    """What NO_COLOR asks for: no code of any colour is sent. Textual's own filter sends greys."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            Segment(text, None if style is None else style.without_color, control)
+            for text, style, control in segments
+        ]
 
 
 class Looks(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ class Footer(Drawn):
     def rows(self, picture: Picture, width: int, height: int) -> list[Row]:
         live = picture.facts.is_live and picture.connection != "over"
         keys = [("q", "detach" if live else "leave"), ("?", "help")]
-        if live and self._may_command:
+        if live and self._may_command and picture.connection != "apart":
             keys.append(("space", "go on" if picture.view.paused else "pause"))
         keys.append(("p", "plot"))
         return [heading.footer_row(picture, keys, width, self.looks)]

@@ -13,7 +13,8 @@ from mpwatch.vocabulary import LIVE_STATES
 from mpwatch_tui.looks import Tone
 
 # "silent": there is a hub and it does not answer. "lost": there is none, though the job lives.
-Connection = Literal["connecting", "live", "silent", "lost", "over"]
+# "apart": who looks from here cannot ask it.
+Connection = Literal["connecting", "live", "silent", "lost", "apart", "over"]
 Outcome = Literal["pending", "applied", "refused", "done"]
 
 
@@ -64,3 +65,5 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     now: float = 0.0
     asked: Asked | None = None
     trouble: str = ""
+    # Why the connection is "apart".
+    apart: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from mpwatch import rendezvous, runs
-from mpwatch.client import JobSource, LiveJob, hub_is_there, job_is_over
+from mpwatch.client import JobSource, LiveJob, hub_is_there, job_is_over, out_of_reach
 from mpwatch.glance import evidence_of
 from mpwatch.store import RunView
 from mpwatch_tui.picture import Facts
@@ -27,6 +27,9 @@ class Places(Protocol):
 
     def is_over(self) -> bool:
         """Whether nothing will follow."""
+
+    def out_of_reach(self) -> str | None:
+        """Why the hub of a job that runs cannot be asked from here; None where it can."""
 
     def live(self) -> JobSource:
         """The job behind its hub; survives the hub."""
@@ -65,6 +68,9 @@ class RunPlaces:
 
     def is_over(self) -> bool:
         return self._replay or job_is_over(self._directory)
+
+    def out_of_reach(self) -> str | None:
+        return out_of_reach(self._directory)
 
     def live(self) -> JobSource:
         return LiveJob(self._directory, LIVE_ANSWER_S)

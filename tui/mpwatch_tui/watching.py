@@ -60,6 +60,7 @@ class Watching:
         self._errands = Errands(places.stop_now)
         self._trouble = ""
         self._damage: str | None = None
+        self._apart: str | None = None
         self.behind = False
 
     # --- called by the thread that draws ----------------------------------------------------
@@ -80,6 +81,7 @@ class Watching:
         hub = self._places.hub_is_there()
         over = not hub and self._places.is_over()
         self._trouble, self.behind = "", False
+        self._apart = None if hub or over else self._places.out_of_reach()
         connection = self._look(hub, over, now)
         if connection != self._connection:
             self._connection, self._since, self._facts_at = connection, now, 0.0
@@ -95,6 +97,7 @@ class Watching:
             now=now,
             asked=self._errands.asked,
             trouble=self._trouble,
+            apart=self._apart or "",
         )
 
     def close(self) -> None:
@@ -107,12 +110,16 @@ class Watching:
     def _look(self, hub: bool, over: bool, now: float) -> Connection:
         if done := self._errands.begin(now):
             self._journal.say(now, "event", f"stop now: {done}")
-        if hub or over:
+        if hub or over or self._apart:
             self._hubless_since = self._revived_at = None
         if over:
             self._read_record(now, _Authority(numbers=True, newest=True), keep_open=True)
             self._errands.give_up("the job has ended", now)
             return "over"
+        if self._apart:
+            self._read_record(now, _Authority(numbers=True, newest=True))
+            self._errands.give_up(self._apart, now)
+            return "apart"
         return self._look_at_hub(now) if hub else self._look_without_hub(now)
 
     def _look_at_hub(self, now: float) -> Connection:
