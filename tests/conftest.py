@@ -17,6 +17,8 @@ OURS = ("MPWATCH_", "_MPWATCH")
 PATIENCE_S = 5.0
 
 
+# First: pytest-xdist's own hook reads the marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share something dear stay together on one worker: a file's, or a style's."""
     for item in items:
