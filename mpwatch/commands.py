@@ -201,4 +201,20 @@ def parse(name: str, words: Sequence[str]) -> Command:
         return msgspec.convert(values, type=known, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         text = str(error)
+        if isinstance(error, msgspec.ValidationError) and "`" in text:
+            wanted = " ".join(
+                f"{field.name}={_in_words(field.type)}" for field in msgspec.structs.fields(known)
+            )
+            given = " ".join(words)
+            text = f"takes {wanted}; given: {given}" if given else f"needs {wanted}"
+            raise UsageError(f"{name} {text}") from None
         raise UsageError(text if text.startswith(name) else f"{name}: {text}") from None
+
+
+def _in_words(kind: object) -> str:
+    """A field's type as a person writes its values."""
+    text = str(kind)
+    for name, words in (("int", "WHOLE-NUMBER"), ("float", "NUMBER"), ("bool", "true|false")):
+        if name in text:
+            return words
+    return "TEXT"

@@ -55,7 +55,8 @@ def _leading_step(state: FoldState, event: events.StepFinished) -> None:
         state.loss_scale = (
             event.loss_scale_before if event.loss_scale_after is None else event.loss_scale_after
         )
-    if event.grad_norm is not None:
+    if event.grad_norm is not None and (event.applied or math.isfinite(event.grad_norm)):
+        # An overflow's norm says nothing about the steps that follow it.
         state.grad_norm = event.grad_norm
     if event.locate_us is not None and is_duration(event.locate_us):
         state.locate_us = event.locate_us
@@ -109,6 +110,8 @@ def accumulation_changed(state: FoldState, frame: Frame, event: events.Accumulat
         "outcome": "refused" if event.refused else "applied",
     }
     append(state.decisions, decision, MAX_DECISIONS)
+    # It holds from the next window on: who asks now gets what is, not what the last step had.
+    state.multiplier = event.multiplier
 
 
 def is_duration(value: float | None) -> bool:

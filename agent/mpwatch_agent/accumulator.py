@@ -5,7 +5,7 @@ window turned out to hold divides them once, at the end. So unequal micro-batche
 short last window come out as one big batch would. Puts no hook on; made by `Watch.accumulator`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -77,6 +77,8 @@ class Accumulator:
         # Of the newest window: whether it ended in the last `backward`, and without an update.
         self.stepped = self.step_was_skipped = False
         self._overflowed = False
+        # Told what the sum of the window's losses is to be multiplied by, for who reports it.
+        self.tells_worth: Callable[[float], None] | None = None
 
     @property
     def window(self) -> int:
@@ -200,6 +202,8 @@ class Accumulator:
         factor = 1.0
         if self.normalize != "sum" and self.weight:
             factor = self._reference / self.weight
+        if self.tells_worth is not None:
+            self.tells_worth(factor)
         for parameter in self._parameters():
             total = self._sums.pop(id(parameter), None)
             if total is not None:

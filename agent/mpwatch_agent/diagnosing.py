@@ -195,7 +195,9 @@ class Diagnoser:
             lines += [f"  {overflow_line(each)}" for each in self._located]
         for each in self.raised.values():
             if each.severity != "info":
-                lines.append(f"{each.severity}: {each.name}: {each.evidence}")
+                lines.append(
+                    f"{each.severity}: {each.name}: {each.evidence} (as of step {each.step})"
+                )
                 lines += [f"  advice: {each.advice}"] if each.advice else []
         return lines
 

@@ -27,6 +27,8 @@ class StepDraft:
         self.usual_window = usual
         self.multiplier = 1
         self.divisor: float | None = None
+        # What the sum of the losses is to be multiplied by, where an `Accumulator` says so.
+        self.loss_factor: float | None = None
         self.skipped_by_scaler = False
         # The sum of found_inf as a fused optimizer saw it; None where no scaler took part.
         self.found_inf: Reading = None
@@ -77,7 +79,7 @@ class StepDraft:
             ),
             losses=tuple(losses[:MAX_LOSSES]),
             loss_divisor=divisor,
-            loss=_mean(losses, divisor),
+            loss=_mean(losses, divisor, self._factor()),
             loss_scale_before=settle(self.scale_before),
             loss_scale_after=settle(self.scale_after),
             grad_norm=norm,
@@ -91,6 +93,9 @@ class StepDraft:
             sampled_s=self.sampled_s,
             locate_us=self.locate_us,
         )
+
+    def _factor(self) -> float | None:
+        return None if self.loss_factor is None else self.loss_factor / max(1, self.multiplier)
 
     def _divisor(self) -> float | None:
         """The divisor in the script's losses, where it is the length of the window.
@@ -118,11 +123,11 @@ def _overflow(skipped: bool, checked: bool, norm: float | None) -> bool | None:
     return False if checked or norm is not None else None
 
 
-def _mean(losses: list[float | None], divisor: float | None) -> float | None:
+def _mean(losses: list[float | None], divisor: float | None, factor: float | None) -> float | None:
     known = [loss for loss in losses if loss is not None]
     if not known or len(known) != len(losses):
         return None
-    return sum(known) * (divisor or 1.0) / len(known)
+    return sum(known) * (factor if factor is not None else (divisor or 1.0) / len(known))
 
 
 def _total(counts: Any) -> int | None:

@@ -346,7 +346,7 @@ class Loop:
         draft.multiplier = script_windows
         if window and window[0].divisor is not None:
             track.divisor = window[0].divisor
-        draft.divisor = track.divisor
+        draft.divisor, draft.loss_factor = track.divisor, self.losses.take_factor()
         draft.scale_before = self.window_scale()
         draft.checked, draft.nonfinite = self.looked_at_gradients, self.nonfinite
         if self.steered_scale is not None:

@@ -70,6 +70,7 @@ class Losses:
         self._reader = reader
         self.unscaled: dict[int, tuple[Any, Any]] = {}
         self.half = False
+        self._factor: float | None = None
 
     def scaled(self, outputs: Any, results: Any) -> None:
         """`GradScaler.scale` of an enabled scaler returned for several losses at once."""
@@ -98,6 +99,15 @@ class Losses:
             micro.targets = targets_of(loss)
         if unscaled:
             unscaled.clear()
+
+    def window_is_worth(self, factor: float) -> None:
+        """The open window's loss is `factor` times the sum of what was passed to backward."""
+        self._factor = factor
+
+    def take_factor(self) -> float | None:
+        """What `window_is_worth` said of the window that ends now."""
+        factor, self._factor = self._factor, None
+        return factor
 
     def forget(self) -> None:
         """Let go of losses that no backward has used: they hold graphs."""

@@ -122,7 +122,9 @@ class Watch:
         from mpwatch_agent.accumulator import Accumulator
 
         self._agent.adopt(optimizer)
-        return Accumulator(optimizer, window, **options)
+        gather = Accumulator(optimizer, window, **options)
+        gather.tells_worth = self._agent.loop.losses.window_is_worth
+        return gather
 
     def detach(self) -> None:
         """Take every hook off. The loop goes on unwatched; detaching twice is harmless."""

@@ -150,7 +150,9 @@ def _name_unapplied_plan(configuration: Configuration) -> None:
     for name in PLAN_REQUESTS:
         if name in configuration.plan:
             value = clean_text(str(configuration.plan[name]), 100)
-            say(f"plan: {name} = {value} is not applied in this version; the script's own stays")
+            ours = {"precision": "--precision", "accumulation_steps": "--accumulate"}.get(name)
+            advice = "the script's own stays" if ours is None else f"give {ours} yourself"
+            say(f"plan: {name} = {value} is not applied by itself; {advice}")
 
 
 def _refuse_misplaced_option(target: Target) -> None:

@@ -79,7 +79,7 @@ def _training(view: RunView) -> Lines:
     yield from _precision(view)
     speed = [f"{duration(view.step_s)} per step (median)"] if view.step_s is not None else []
     if view.samples_per_s is not None:
-        speed.append(f"{number(view.samples_per_s)} samples/s")
+        speed.append(f"{number(view.samples_per_s)} samples/s (mean)")
     if speed:
         yield "speed", ", ".join(speed)
     device = [clean_text(view.device or "cpu", 40)]
@@ -147,7 +147,8 @@ def _happenings(view: RunView) -> Lines:
         for overflow in located[-OVERFLOWS_AT_MOST:]:
             yield "", _located(overflow)
     for diagnosis in view.diagnoses[:ENTRIES_AT_MOST]:
-        yield clean_text(diagnosis.severity, 12), f"{diagnosis.name}: {diagnosis.evidence}"
+        said = f"{diagnosis.name}: {diagnosis.evidence} (as of step {diagnosis.step})"
+        yield clean_text(diagnosis.severity, 12), said
         if diagnosis.advice:
             yield "", f"advice: {diagnosis.advice}"
     for fault in view.faults[-ENTRIES_AT_MOST:]:

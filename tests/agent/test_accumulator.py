@@ -1,6 +1,7 @@
 """`watch()` loops: what a window of micro-batches does is what one big batch would do."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 
 from mpwatch_agent.accumulator import Accumulator
 from mpwatch_agent.micro_splits import split
+from tests.support.agent_runs import listening, specification
+from tests.support.forge import Forge
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -179,3 +182,32 @@ def test_a_window_changes_between_updates_and_survives_a_checkpoint() -> None:
         Accumulator(optimizer, 2, normalize="average")
     with pytest.raises(ValueError, match="number of tokens"):
         Accumulator(optimizer, 2, normalize="tokens").backward(weight * 1.0)
+
+
+UNEQUAL = """
+import torch
+from mpwatch_agent import watch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with watch(optimizer) as job:
+    gather = job.accumulator(optimizer, 3)
+    for _ in range(4):
+        seen = []
+        for size in (8, 8, 2):
+            loss = (model(torch.randn(size, 4)) - 3).pow(2).mean()
+            seen.append((loss.item(), size))
+            gather.backward(loss, weight=size)
+        print(sum(loss * size for loss, size in seen) / 18)
+"""
+
+
+def test_the_reported_loss_is_the_mean_over_samples(tmp_path: Path, forge: Forge) -> None:
+    (tmp_path / "script.py").write_text(UNEQUAL)
+    with listening(tmp_path) as listener:
+        process = forge.run(tmp_path / "script.py", tmp_path, specification=specification(tmp_path))
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    true = [float(line) for line in process.communicate()[0].split()]
+    assert [step.loss for step in listener.steps()] == pytest.approx(true, rel=1e-5)

@@ -237,6 +237,19 @@ def test_drops_are_summed_over_the_processes_of_a_rank(told: Told) -> None:
     assert told(bound(pid=3), attempt=2).dropped_events == 12
 
 
+def test_a_change_of_accumulation_is_known_before_the_next_step(told: Told) -> None:
+    told(bound(), step(1, micro_batches=4, script_window=4))
+    change = events.AccumulationChanged(step=1, multiplier=2, previous=1)
+    view = told(change)
+    assert (view.script_window, view.multiplier, view.accumulation_steps) == (4, 2, 8)
+
+
+def test_an_overflows_norm_does_not_stay(told: Told) -> None:
+    told(bound(), step(1, grad_norm=2.0))
+    view = told(step(2, applied=False, overflow=True, grad_norm=math.inf), step(3))
+    assert view.grad_norm == 2.0
+
+
 class TestCommands:
     def requested(self, id: str = "a") -> events.CommandRequested:
         return events.CommandRequested(id=id, command="pause", arguments={"stay": True})

@@ -98,7 +98,7 @@ def test_a_plans_requests_are_named_as_not_applied(place: Place) -> None:
         [("precision", "O1:fp16"), ("micro_batch", "8"), ("accumulation_steps", "4")],
         strict=True,
     ):
-        assert line.startswith(f"mpwatch: plan: {name} = {value} is not applied")
+        assert line.startswith(f"mpwatch: plan: {name} = {value} is not applied by itself; ")
 
 
 def test_the_table_is_for_people(place: Place) -> None:
