@@ -77,7 +77,7 @@ class ForwardTrace:
         if any(kind_of(tensor) is not None for tensor in inputs):
             return
         low, high = _range(inputs)
-        self.birth = Birth(self._name(module), kind, low, high, _bad_weight(module))
+        self.birth = Birth(self._name(module), kind, low, high, bad_weight(module))
 
     def _name(self, module: nn.Module) -> str:
         name = self._names.get(id(module))
@@ -118,7 +118,8 @@ def _range(inputs: list[torch.Tensor]) -> tuple[float | None, float | None]:
     return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
 
 
-def _bad_weight(module: nn.Module) -> str:
+def bad_weight(module: nn.Module) -> str:
+    """The name of a weight of `module` itself that is not finite, or ""."""
     for name, parameter in module.named_parameters(recurse=False):
         if kind_of(parameter.detach()) is not None:
             return clean_text(name, 100)
