@@ -7,14 +7,13 @@ those are, and nothing is read until `read`. Draws no random number, changes no 
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from mpwatch.vocabulary import clean_text
-from mpwatch_agent.forward_trace import Birth, bad_weight, tensors_in
+from mpwatch_agent.forward_trace import Birth, bad_weight, hookable, tensors_in
 from mpwatch_agent.rerun import refusal_of_hooks
 from mpwatch_agent.shield import Gate
 
@@ -187,27 +186,6 @@ class ArmedTrace:
                 if entered:
                     bad_input = f"the batch itself has {entered}"
         return Seen(birth, bad_input, bad_output)
-
-
-def hookable(root: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Modules that a hook leaves as they are: in training, not compiled, not scripted.
-
-    In evaluation some of torch's take a faster way, with other bits, unless a hook is on them.
-    """
-    seen: set[int] = set()
-    waiting = [(name, root)]
-    while waiting:
-        path, module = waiting.pop()
-        if id(module) in seen or not module.training:
-            continue
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            continue
-        seen.add(id(module))
-        yield path, module
-        prefix = path + "." if path else ""
-        waiting += [(prefix + child, inner) for child, inner in module.named_children()]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

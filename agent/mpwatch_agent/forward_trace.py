@@ -86,6 +86,26 @@ class ForwardTrace:
         return clean_text(name, 200) if name else self._root
 
 
+def hookable(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules, by name, that a hook leaves as they are: in training, not compiled or scripted.
+
+    In evaluation an encoder layer of torch's takes a faster way, with other values (where tokens
+    are padded), unless it or a module in it has a hook.
+    """
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if id(module) in seen or not module.training or scripted or compiled:
+            continue
+        seen.add(id(module))
+        yield path, module
+        prefix = f"{path}." if path else ""
+        waiting += [(prefix + name, inner) for name, inner in module.named_children()]
+
+
 def tensors_in(value: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
     """The floating tensors in arguments or an output, nested or not."""
     if isinstance(value, torch.Tensor):

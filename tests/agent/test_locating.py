@@ -189,6 +189,17 @@ for step in range(3):
         {},
         {"verdict": "diverging", "where": "forward", "module": "0"},
     ),
+    "a forward that overflows fp16": (
+        """
+for step in range(3):
+    with torch.autocast("cpu", torch.float16):
+        out = model(torch.randn(8, 4) * (1e6 if step == 2 else 1.0))
+    scaler.scale(out.float().pow(2).mean()).backward()
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+""",
+        {},
+        {"verdict": "forward", "where": "forward", "module": "0"},
+    ),
     "micro-batches are not watched": (
         """
 for step in range(3):
