@@ -7,6 +7,8 @@ those are, and nothing is read until `read`. Draws no random number, changes no 
 import contextlib
 import math
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,21 +48,17 @@ class _Call(NamedTuple):
 class _Hook:
     """On one module. Copies and pickles to something that does nothing."""
 
-    def __init__(self, trace: "ArmedTrace", name: str, is_root: bool) -> None:
-        self._trace = trace
-        self._name = name
-        self._is_root = is_root
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
 
-    def before(self, module: nn.Module, arguments: Any, named: Any) -> None:
-        self._trace.enters(module, (arguments, named))
-
-    def after(self, module: nn.Module, arguments: Any, named: Any, output: Any) -> None:
-        self._trace.leaves(module, self._name, output, self._is_root)
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        self._act(module, *given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Hook":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # `nullcontext().__exit__` takes anything and returns None, without mpwatch installed.
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
@@ -105,19 +103,28 @@ class ArmedTrace:
         self.left -= 1
         for name, module in hookable(root):
             is_root = module is root
-            hook = _Hook(self, clean_text(name, 200) or type(root).__name__, is_root)
+            label = clean_text(name, 200) or type(root).__name__
+            before, after = _Hook(self._enters), _Hook(partial(self._leaves, label, is_root))
             self._handles += [
-                module.register_forward_pre_hook(hook.before, with_kwargs=True),
-                module.register_forward_hook(hook.after, with_kwargs=True, always_call=is_root),
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True, always_call=is_root),
             ]
 
-    def enters(self, module: nn.Module, given: Any) -> None:
-        """`module` was called. Before it runs, for it may change its input in place."""
+    def _enters(self, module: nn.Module, arguments: Any, named: Any) -> None:
+        # Before it runs, for it may change its input in place.
         if self._handles and not self._gate.elsewhere():
-            self._open.append((id(module), self._ends(given)))
+            self._open.append((id(module), self._ends((arguments, named))))
 
-    def leaves(self, module: nn.Module, name: str, output: Any, is_root: bool) -> None:
-        """`module` returned `output` (a root also by an exception: then None)."""
+    def _leaves(
+        self,
+        name: str,
+        is_root: bool,
+        module: nn.Module,
+        arguments: Any,
+        named: Any,
+        output: Any,
+    ) -> None:
+        # A root also by an exception: then `output` is None.
         if not self._handles or self._gate.elsewhere():
             return
         while self._open:
@@ -140,8 +147,9 @@ class ArmedTrace:
                     return ends[0] if ends else None
                 both = torch.stack(ends)
                 return torch.stack((both[:, 0].amin(), both[:, 1].amax()))
-        except RuntimeError:
-            # Of several devices, or of a format that has no order: this call tells nothing.
+        except Exception:
+            # Of several devices, of a format that has no order, or an object of the script's that
+            # does not like to be looked at: this call tells nothing, and the forward goes on.
             return None
 
     def _remove(self) -> None:

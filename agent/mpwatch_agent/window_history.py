@@ -38,9 +38,8 @@ class WindowHistory:
             draft, overflowed = self._waiting.popleft()
             if wait:
                 draft.mark.synchronize()
-            skipped = bool(settle(draft.found_inf))
-            self._keep(draft, overflowed or skipped)
-            if not overflowed and (skipped or any(is_bad(micro) for micro in draft.window)):
+            self._keep(draft, overflowed or bool(settle(draft.found_inf)))
+            if not overflowed and any(is_bad(micro) for micro in draft.window):
                 self._heard_late(draft.step)
 
     def clean_at(self, scale: float | None) -> int:

@@ -1,10 +1,18 @@
 """Where a loss is known only after its backward (a device; here a CPU that is made to be late)."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from mpwatch.events import HookDisabled, OverflowLocated
+from mpwatch.events import OverflowLocated
+from mpwatch_agent.armed_trace import ArmedTrace
+from mpwatch_agent.held_inputs import HeldInputs
+from mpwatch_agent.shield import Gate
+from mpwatch_agent.witness import Scene
 from tests.agent.test_locating import run
 from tests.support.forge import Forge
 
@@ -45,6 +53,11 @@ CASES = {
         # A loss is heard of one step later; then the next step is looked into, and it begins anew.
         [(5, "first", "the inputs of first were"), (8, "first", "the inputs of first were")],
     ),
+    "an overflow of the backward": (
+        ("scaler", "7", "backward:6-6"),
+        {},
+        [(6, "first", "5 windows before it were clean at scale 256 or above; loss of this")],
+    ),
     "healthy": (("scaler", "9", "first:99"), {}, []),
 }
 
@@ -61,7 +74,58 @@ def test_a_late_loss_is_looked_into(tmp_path: Path, forge: Forge, name: str) -> 
     located = listener.of(OverflowLocated)
     assert len(located) == len(expected)
     for each, (step, module, words) in zip(located, expected, strict=True):
-        assert (each.step, each.module, each.where) == (step, module, "forward")
+        backward = "backward" in name
+        assert (each.step, each.module) == (step, module)
+        assert each.where == ("backward" if backward else "forward")
+        assert each.verdict == ("bad_batch" if backward else "forward")
         assert words in each.evidence
-        assert each.verdict == "forward"
-    assert not listener.of(HookDisabled)
+        assert each.micro_batch == 1
+        assert each.loss_scale == stdout_scale(stdout, step)
+
+
+def stdout_scale(stdout: str, step: int) -> float | None:
+    """The scale that the script saw after the step before: None where it has no scaler."""
+    scales = [float(line.split()[2]) for line in stdout.splitlines()[:-1]]
+    return None if scales[0] == 1.0 else ([256.0, *scales])[step - 1]
+
+
+@pytest.mark.parametrize("why", ["compiles", "modes", "scripted", "evaluates", "disarmed", ""])
+def test_hooks_are_put_on_plain_modules_only(why: str) -> None:
+    gate = Gate()
+    gate.compiles, gate.modes = why == "compiles", why == "modes"
+    inner: nn.Module = nn.Sequential(nn.Linear(2, 2))
+    if why == "scripted":
+        inner = torch.jit.script(inner)
+    root = nn.Sequential(inner, nn.ReLU(inplace=True))
+    inner.train(why != "evaluates")
+    trace = ArmedTrace(gate)
+    if why != "disarmed":
+        assert trace.arm(5, 1)
+    trace.forward_begins(root)
+    hooked = {name for name, module in root.named_modules() if module._forward_hooks}
+    some = {"", "1"} if why in ("scripted", "evaluates") else {"", "0", "0.0", "1"}
+    assert hooked == (some if why in ("scripted", "evaluates", "") else set())
+    copied = copy.deepcopy(root) if why == "scripted" else pickle.loads(pickle.dumps(root))
+    random = torch.get_rng_state()
+    given = torch.tensor([[1.0, float("nan")]])
+    assert torch.equal(copied(given).isnan(), root(given.clone()).isnan())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(module._forward_hooks for module in root.modules())
+    assert not any(module._forward_pre_hooks for module in root.modules())
+    micro = object()
+    trace.backward_begins(micro)
+    seen = trace.read(micro)
+    assert (seen is not None) == bool(hooked)
+    if seen is not None:
+        assert seen.bad_input == "the batch itself has NaN"
+
+
+def test_no_more_is_held_than_the_limit() -> None:
+    held = HeldInputs()
+    micros = [object(), object(), object()]
+    for micro, size in zip(micros, (40 << 18, 10 << 18, 16 << 18), strict=True):
+        scene = Scene(None, (torch.empty(size),), None, torch.empty(0), None, None, None)
+        held.hold(micro, [scene])
+    assert [bool(held.of(micro)) for micro in micros] == [True, True, False]
+    held.window_over()
+    assert not any(held.of(micro) for micro in micros)

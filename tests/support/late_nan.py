@@ -1,14 +1,15 @@
 """NaN in chosen modules' forwards on a "device" whose numbers arrive late; prints all there is.
 
-    python late_nan.py HOW STEPS MODULE[:STEP[-STEP]] ...
+    python late_nan.py HOW STEPS MODULE:STEP[-STEP] ...
 
 HOW: `scaler`, `plain` (no scaler), `changed` (the input is changed in place before the step).
-A module is broken from STEP on, or from one to the other. An evaluation-mode encoder layer is part
-of the model: torch takes another way through it, with other values, when hooks are on it.
+A module is broken from STEP on, or from one to the other; `backward` stands for a gradient.
+An evaluation-mode encoder layer is part of the model: torch takes another way through it, with other values, when hooks are on it.
 """
 
 import hashlib
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -43,16 +44,23 @@ digest = hashlib.sha256()
 now = 0
 
 
-def breaker(first: int, last: int) -> object:
+def breaker(first: int, last: int) -> Callable[..., torch.Tensor | None]:
     def spoil(module: nn.Module, given: object, output: torch.Tensor) -> torch.Tensor | None:
         return output * float("nan") if first <= now <= last and micro == 1 else None
 
     return spoil
 
 
+def spoiler(first: int, last: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    return lambda grad: grad * float("inf") if first <= now <= last and micro == 1 else None
+
+
 for each in broken:
     name, _, when = each.partition(":")
     first, _, last = when.partition("-")
+    if name == "backward":
+        model.first.weight.register_hook(spoiler(int(first), int(last or 10**6)))
+        continue
     model.get_submodule(name).register_forward_hook(breaker(int(first), int(last or 10**6)))
 for now in range(1, int(steps) + 1):
     for micro in range(2):  # noqa: B007
