@@ -70,6 +70,8 @@ class Locator:
     def backward_begins(self, tensors: Any, micro: MicroBatch) -> None:
         """An outermost backward starts; the losses of `micro` are read."""
         scenes = self.witness.backward_begins()
+        if type(self._loop.device) is torch.device:
+            self.witness.device = self._loop.device.type
         if self._last_hit:
             self._look_for_leftovers()
         if self.order.learning:
@@ -111,7 +113,7 @@ class Locator:
         if self._forward or (type(norm) is float and norm - norm != 0.0):
             self.locate(track, optimizer, track.window)
             self._forward.clear()
-        elif self.late.trace:
+        elif self.late.trace.on and self.late.trace:
             # A few windows after an overflow: whether their losses are finite is worth a wait.
             self._loop.reader.wait()
             if any(is_bad(micro) for micro in track.window):

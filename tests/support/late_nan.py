@@ -4,7 +4,8 @@
 
 HOW: `scaler`, `plain` (no scaler), `changed` (the input is changed in place before the step).
 A module is broken from STEP on, or from one to the other; `backward` stands for a gradient.
-An evaluation-mode encoder layer is part of the model: torch takes another way through it, with other values, when hooks are on it.
+An evaluation-mode encoder layer is part of the model: torch takes
+another way through it, with other values, when hooks are on it.
 """
 
 import hashlib
