@@ -62,6 +62,8 @@ class Witness:
         # Of the device that the loop runs on; whether its inputs are held there.
         self.device = "cpu"
         self.holds = False
+        # The format of the autocast that we are asked to put around forwards.
+        self.steered: torch.dtype | None = None
 
     def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
         """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
@@ -71,7 +73,7 @@ class Witness:
             arguments,
             named,
             _random_state(),
-            _autocast_dtype(self.device) if _autocasts(self.device) else None,
+            _autocast_dtype(self.device) if _autocasts(self.device) else self.steered,
             first._version if type(first) is torch.Tensor else None,
             _state(root(), arguments, named) if self.holds else None,
         )

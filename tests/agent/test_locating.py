@@ -200,6 +200,15 @@ for step in range(3):
         {},
         {"verdict": "forward", "where": "forward", "module": "0"},
     ),
+    "a forward that overflows fp16 by our autocast": (
+        """
+for step in range(3):
+    model(torch.randn(8, 4) * (1e6 if step == 2 else 1.0)).pow(2).mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+        {"precision": "O1:fp16", "scaler": "torch"},
+        {"verdict": "forward", "where": "forward", "module": "0"},
+    ),
     "micro-batches are not watched": (
         """
 for step in range(3):
