@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from mpwatch_agent.forward_trace import ForwardTrace
+from mpwatch_agent.held_inputs import HeldInputs
 from mpwatch_agent.rerun import RandomStates, autocast_like, undone
 
-# Of one run, so many are kept; of the open window's inputs so many bytes are held.
+# Of one run, so many are kept.
 KEPT_AT_MOST = 5
-HELD_BYTES = 64 << 20
 FORMAT = 1
 
 
@@ -29,25 +29,20 @@ class Keeper:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._held: dict[int, list[Any]] = {}
-        self._bytes = 0
+        self._held = HeldInputs()
         self._kept = 0
 
     def hold(self, micro: Any, scenes: list[Any]) -> None:
         """The forwards of a micro-batch, until its window ends."""
-        size = sum(t.nbytes for scene in scenes for t in _tensors((scene.arguments, scene.named)))
-        if self._bytes + size <= HELD_BYTES:
-            self._held[id(micro)] = scenes
-            self._bytes += size
+        self._held.hold(micro, scenes)
 
     def window_over(self) -> None:
         """Let go of everything."""
-        self._held.clear()
-        self._bytes = 0
+        self._held.window_over()
 
     def keep(self, micro: Any, step: int, micro_batch: int | None, scale: float | None) -> str:
         """Write the batch of `micro`; where to, relative to the run's directory, or why not."""
-        scenes = self._held.get(id(micro)) or []
+        scenes = self._held.of(micro)
         root = scenes[-1].root() if scenes else None
         if root is None:
             return "not kept: no forward of a root was seen, or the window holds more than 64 MB"
@@ -69,12 +64,11 @@ def _write(target: Path, scene: Any, root: nn.Module, facts: dict[str, Any]) -> 
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {"rng": scene.random}
     arguments = _described([list(scene.arguments), scene.named or {}], tensors)
-    dtype = torch.get_autocast_dtype("cpu")
     described = {
         "format": FORMAT,
         "root": type(root).__name__,
         "arguments": arguments,
-        "autocast": str(dtype).removeprefix("torch.") if scene.autocast else None,
+        "autocast": scene.autocast and str(scene.autocast).removeprefix("torch."),
         **facts,
     }
     save_file(_plain(tensors), target / "batch.safetensors")
@@ -138,14 +132,6 @@ def _built(described: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "value":
         return content
     raise ValueError(f"the forward took a {content}, which is not kept")
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -77,13 +77,33 @@ class ForwardTrace:
         if any(kind_of(tensor) is not None for tensor in inputs):
             return
         low, high = _range(inputs)
-        self.birth = Birth(self._name(module), kind, low, high, _bad_weight(module))
+        self.birth = Birth(self._name(module), kind, low, high, bad_weight(module))
 
     def _name(self, module: nn.Module) -> str:
         name = self._names.get(id(module))
         if name is None:
             return type(module).__name__
         return clean_text(name, 200) if name else self._root
+
+
+def hookable(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules, by name, that a hook leaves as they are: in training, not compiled or scripted.
+
+    In evaluation an encoder layer of torch's takes a faster way, with other values (where tokens
+    are padded), unless it or a module in it has a hook.
+    """
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if id(module) in seen or not module.training or scripted or compiled:
+            continue
+        seen.add(id(module))
+        yield path, module
+        prefix = f"{path}." if path else ""
+        waiting += [(prefix + name, inner) for name, inner in module.named_children()]
 
 
 def tensors_in(value: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
@@ -118,7 +138,8 @@ def _range(inputs: list[torch.Tensor]) -> tuple[float | None, float | None]:
     return min(float(low) for low, _ in ends), max(float(high) for _, high in ends)
 
 
-def _bad_weight(module: nn.Module) -> str:
+def bad_weight(module: nn.Module) -> str:
+    """The name of a weight of `module` itself that is not finite, or ""."""
     for name, parameter in module.named_parameters(recurse=False):
         if kind_of(parameter.detach()) is not None:
             return clean_text(name, 100)

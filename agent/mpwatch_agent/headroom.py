@@ -16,7 +16,7 @@ from mpwatch.events import ActivationsSampled, ModuleHeadroom
 from mpwatch.vocabulary import clean_text
 from mpwatch_agent.arrival import Arrival
 from mpwatch_agent.distribution import FP16
-from mpwatch_agent.forward_trace import tensors_in
+from mpwatch_agent.forward_trace import hookable, tensors_in
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate
 
@@ -80,10 +80,9 @@ class HeadroomWatch:
         """Put hooks on the modules of `root`, which is about to run."""
         if self._gate.compiles or isinstance(root, torch.jit.ScriptModule):
             return
-        for name, module in root.named_modules():
-            if getattr(module, "_compiled_call_impl", None) is None:
-                hook = _Look(self, name or type(root).__name__)
-                self._handles.append(module.register_forward_hook(hook))
+        for name, module in hookable(root):
+            hook = _Look(self, name or type(root).__name__)
+            self._handles.append(module.register_forward_hook(hook))
 
     def look(self, name: str, output: Any) -> None:
         """A module returned `output`; whatever is wrong with it is not the script's matter."""

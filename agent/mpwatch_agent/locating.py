@@ -6,7 +6,6 @@ step tells, which the scaler has waited for already. Costs nothing but a few rea
 """
 
 import weakref
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +14,21 @@ import torch
 from mpwatch.events import Event, OverflowLocated
 from mpwatch_agent import verdicts
 from mpwatch_agent.backward_order import BackwardOrder
-from mpwatch_agent.device import Kept
+from mpwatch_agent.device import Kept, at_once, settle
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.finiteness import count_non_finite, extremes_of, values_of
+from mpwatch_agent.late_forward import LateForward
 from mpwatch_agent.micro_flags import MicroFlags
 from mpwatch_agent.naming import Named, Names
 from mpwatch_agent.sampling import carries_scale
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack
+from mpwatch_agent.window_history import WindowHistory, is_bad, is_late
 from mpwatch_agent.witness import Witness
 
 if TYPE_CHECKING:
     from mpwatch_agent.loop import Loop
     from mpwatch_agent.roots import Roots
-
-# Losses of so many windows are remembered for verdicts.
-REMEMBERED = 20
 
 
 @dataclass
@@ -42,7 +40,7 @@ class Located:
 
 
 class Locator:
-    """Overflows of one process. `flags` watches micro-batches, `forward` traces forwards."""
+    """Overflows of one process. `flags` watches micro-batches, `witness` and `late` forwards."""
 
     def __init__(self, gate: Gate, loop: "Loop", roots: "Roots", mode: str = "auto") -> None:
         self._loop = loop
@@ -50,13 +48,13 @@ class Locator:
         self.flags = MicroFlags(gate, mode)
         self.order = BackwardOrder()
         self.witness = Witness(gate)
+        self.late = LateForward(gate, self.witness, mode == "full")
+        self._history = WindowHistory(self.late.heard_late)
         # Holds the open window's inputs and writes them; only where that was asked for.
         self.keeper: Any = None
         # What running a forward again showed, by the identity of its micro-batch.
         self._forward: dict[int, verdicts.Findings] = {}
         self._pending: dict[int, Located] = {}
-        self._losses: deque[float] = deque(maxlen=REMEMBERED)
-        self._clean: deque[float | None] = deque(maxlen=1000)
         # The scaler has looked at this window, on a CPU, and found nothing.
         self._looked = False
         # By an optimizer's serial number: what was not finite at its last step, and whether the
@@ -64,18 +62,24 @@ class Locator:
         self._last_hit: dict[int, tuple[int, str, weakref.ref[Any]]] = {}
         self._carried: dict[int, str] = {}
         self._clipped = False
+        # Optimizers whose gradients were unscaled in this window.
+        self._unscaled: set[int] = set()
 
     # --- moments ----------------------------------------------------------------------------
 
     def backward_begins(self, tensors: Any, micro: MicroBatch) -> None:
         """An outermost backward starts; the losses of `micro` are read."""
         scenes = self.witness.backward_begins()
+        if type(self._loop.device) is torch.device:
+            self.witness.device = self._loop.device.type
         if self._last_hit:
             self._look_for_leftovers()
         if self.order.learning:
             self.order.learn(tensors)
         if self.keeper is not None:
             self.keeper.hold(micro, scenes)
+        if self.late.trace.on or self.witness.holds:
+            self.late.backward_begins(micro, scenes)
         for loss in micro.losses:
             # A finite number minus itself is 0.0.
             if type(loss) is float and loss - loss != 0.0:
@@ -102,20 +106,27 @@ class Locator:
     def gradients_whole(self, track: OptimizerTrack, optimizer: Any, norm: Any) -> None:
         """A window is whole; `norm` is its sampled norm where there is one."""
         self._clipped = self._looked = False
+        self._unscaled.discard(track.serial)
         if self._pending:
             # What a window that came to no step had shown is over with it.
             self._pending.pop(track.serial, None)
         if self._forward or (type(norm) is float and norm - norm != 0.0):
             self.locate(track, optimizer, track.window)
             self._forward.clear()
+        elif self.late.trace.on and self.late.trace:
+            # A few windows after an overflow: whether their losses are finite is worth a wait.
+            self._loop.reader.wait()
+            if any(is_bad(micro) for micro in track.window):
+                self.locate(track, optimizer, track.window)
 
     def unscaled(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.unscale_` returned: what it found is known on a CPU."""
+        track = self._loop.tracks.of(optimizer)
+        self._unscaled.add(track.serial)
         for found in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
-            if not found.is_cpu:
+            if not at_once(found):
                 return
             if found.item():
-                track = self._loop.tracks.of(optimizer)
                 self.locate(track, optimizer, track.window)
                 return
         self._looked = True
@@ -147,14 +158,15 @@ class Locator:
             # A fused optimizer, or a device: the skipped step is the first to tell.
             optimizer = track.ref()
             if optimizer is not None:
-                self.locate(track, optimizer, draft.window)
+                self.locate(track, optimizer, draft.window, draft)
                 draft.located = self._pending.pop(track.serial, None)
         located: Located | None = draft.located
         if draft.optimizer == 0:
             if self.keeper is not None:
                 self.keeper.window_over()
+            self.late.window_over()
             draft.locate_us = self.flags.window_over(len(draft.window))
-            self.remember(draft, located is not None)
+            self._history.remember(draft, located is not None)
         if located is None:
             return None
         self.flags.arm(draft.step)
@@ -169,37 +181,24 @@ class Locator:
 
     def has_bad_loss(self, draft: StepDraft) -> bool:
         """Whether a loss of this step was not finite; where not, the step is remembered."""
-        if any(_is_bad(micro) for micro in draft.window):
+        if any(not is_late(micro) and is_bad(micro) for micro in draft.window):
             return True
-        self.remember(draft, overflowed=False)
+        self._history.remember(draft, overflowed=False)
         return False
-
-    def remember(self, draft: StepDraft, overflowed: bool) -> None:
-        """Keep the scale and the mean loss of a step of the leader, for verdicts to come."""
-        if overflowed:
-            self._clean.clear()
-        else:
-            scale = draft.scale_before
-            self._clean.append(scale if type(scale) is float else None)
-        total, known = 0.0, 0
-        for micro in draft.window:
-            loss = micro.losses[-1] if micro.losses else None
-            if type(loss) is not float or loss - loss != 0.0:
-                return
-            total += loss
-            known += 1
-        if known:
-            self._losses.append(total / known)
 
     # --- what is found ----------------------------------------------------------------------
 
     def locate(
-        self, track: OptimizerTrack, optimizer: Any, window: list[MicroBatch]
+        self,
+        track: OptimizerTrack,
+        optimizer: Any,
+        window: list[MicroBatch],
+        draft: StepDraft | None = None,
     ) -> Located | None:
         """Look at every gradient of `optimizer` now: which is not finite, and since when.
 
         For whoever finds an overflow by other means (a scaler of our own): call it before the
-        gradients are changed. None where every gradient is finite.
+        gradients are changed. None where every gradient is finite. `draft`: its step is over.
         """
         if track.serial in self._pending:
             return self._pending[track.serial]
@@ -216,7 +215,9 @@ class Locator:
         step = self._loop.steps + 1
         answer = self.flags.first(track, window, step)
         micro = None if answer.micro_batch is None else window[answer.micro_batch]
-        findings = self._findings(optimizer, finite, micro, window)
+        findings = self._forward_findings(window, step)
+        self._add_numbers(findings, track, optimizer, finite, draft)
+        findings.micro_loss = None if micro is None else micro.loss()
         findings.carried_over = self._carried.pop(track.serial, "")
         self._last_hit[track.serial] = (step, named.parameter, weakref.ref(parameter))
         fields = {
@@ -250,36 +251,42 @@ class Locator:
         registered = [(place, i) for i, place in enumerate(places) if place is not None]
         return hit[max(registered)[1] if registered else len(hit) - 1], "registration"
 
-    def _findings(
-        self,
-        optimizer: Any,
-        finite: list[float],
-        micro: MicroBatch | None,
-        window: list[MicroBatch],
-    ) -> verdicts.Findings:
-        scale = self._scale()
-        bad = next((m for m in window if _is_bad(m)), None)
-        findings = self._forward.pop(id(bad), None) or verdicts.Findings()
+    def _forward_findings(self, window: list[MicroBatch], step: int) -> verdicts.Findings:
+        """What is known of the forwards of `window`, if the loss of one was not finite."""
+        self._loop.reader.wait()
+        self._history.settle(wait=True)
+        bad = next((micro for micro in window if is_bad(micro)), None)
+        findings = self._forward.pop(id(bad), None)
         self._forward.clear()
-        findings.bad_loss = bad is not None
-        findings.scale = scale
-        largest = max(finite, default=0.0)
-        # After unscale the scale is out of the gradients again.
-        scaled = carries_scale(self._loop, optimizer)
-        findings.largest = largest if scaled or scale is None else largest * scale
-        findings.clean_windows = self._clean_at(scale)
-        findings.losses = tuple(self._losses)
-        findings.micro_loss = None if micro is None else micro.loss()
+        if bad is not None and findings is None and is_late(bad):
+            findings = self.late.findings(bad, step, len(window))
+        elif bad is None and any(micro.loss() is None for micro in window):
+            findings = self.late.of_unread(window, step)
+        findings = findings or verdicts.Findings()
+        findings.bad_loss = findings.bad_loss or bad is not None
         return findings
 
-    def _clean_at(self, scale: float | None) -> int:
-        """Windows in a row, up to now, that were clean at `scale` or a higher one."""
-        count = 0
-        for earlier in reversed(self._clean):
-            if scale is not None and (earlier is None or earlier < scale):
-                break
-            count += 1
-        return count
+    def _add_numbers(
+        self,
+        findings: verdicts.Findings,
+        track: OptimizerTrack,
+        optimizer: Any,
+        finite: list[float],
+        draft: StepDraft | None,
+    ) -> None:
+        if draft is None:
+            scale = self._scale()
+            # After unscale the scale is out of the gradients again.
+            scaled = carries_scale(self._loop, optimizer)
+        else:
+            # The scaler has gone on: what it was is known.
+            scale = settle(draft.scale_before)
+            scaled = scale is not None and track.serial not in self._unscaled
+        findings.scale = scale
+        largest = max(finite, default=0.0)
+        findings.largest = largest if scaled or scale is None else largest * scale
+        findings.clean_windows = self._history.clean_at(scale)
+        findings.losses = tuple(self._history.losses)
 
     def _scale(self) -> float | None:
         """The loss scale as a number; an overflow is rare enough to wait for it."""
@@ -301,11 +308,6 @@ def _entries(optimizer: Any) -> Any:
             values = None if parameter.grad is None else values_of(parameter.grad)
             if values is not None:
                 yield parameter, group, index, values
-
-
-def _is_bad(micro: MicroBatch) -> bool:
-    # A finite number minus itself is 0.0.
-    return any(type(loss) is float and loss - loss != 0.0 for loss in micro.losses)
 
 
 def _kind(values: torch.Tensor) -> str:

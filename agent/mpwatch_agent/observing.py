@@ -61,6 +61,7 @@ class Observing:
         self._sample = guard("distribution of gradients", self._take_sample)
         self._sample_ends = guard("size of an update", self._sample_over)
         self._headroom_begins = guard("headroom of activations", self.headroom.forward_begins)
+        self._watch_forward = guard("forwards after an overflow", self.locator.late.forward_begins)
         self._headroom_ends = guard("end of headroom", self.headroom.forward_over)
         # Called from a hook on the root itself, which no other guard surrounds.
         loop.sees_forward = shield.guard("a forward's arguments", self._forward_begins)
@@ -92,7 +93,10 @@ class Observing:
         """`root` is a weak reference."""
         if self._replaying is not None:
             self._replaying.forward_begins(root())
-        self.locator.witness.forward_begins(root, arguments, named)
+        locator = self.locator
+        locator.witness.forward_begins(root, arguments, named)
+        if locator.late.trace.left:
+            self._watch_forward(root())
         if self._headroom_due or self.headroom.looking:
             # Hooks that are still on: a forward that led to no backward.
             self._headroom_ends()
@@ -172,6 +176,7 @@ class Observing:
         self._quiet = (
             draft.optimizer == 0
             and self.locator.keeper is None
+            and not self.locator.late.busy
             and not (self.gradients.busy or self.headroom.busy)
             and self.diagnoser.is_quiet(draft)
             and not self.locator.has_bad_loss(draft)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpwatch_agent.shield import Gate
+
 _KEPT_CONTAINERS = (list, dict, set, deque)
 
 
@@ -75,6 +77,18 @@ def refusal(root: nn.Module, compiles: bool) -> str:
         return "a forward of several processes may communicate: it is not run again"
     if isinstance(root, torch.jit.ScriptModule):
         return "a scripted module is not run again"
+    return ""
+
+
+def refusal_of_hooks(root: nn.Module, gate: Gate) -> str:
+    """Why no hooks may be on the modules of this root for the length of a forward; "" if so."""
+    if gate.compiles or gate.modes or torch.compiler.is_compiling():
+        return "the script compiles, or sees every operation by a mode of its own"
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized() and cuda.is_current_stream_capturing():
+        return "a graph is being captured"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "it runs within a transform"
     return ""
 
 

@@ -45,6 +45,8 @@ class RootForwards:
     def hook(self, module: Any, dtype: str, device: str, within_call: bool) -> None:
         """From now on `module` runs in `dtype`, beginning with the call that is under way."""
         self._dtype, self._device = _DTYPES[dtype], device
+        # A forward that is run again is to run as it did, and our own autocast begins later.
+        self._agent.observing.locator.witness.steered = self._dtype
         if self._mode == "O2":
             self._copies.append(half_copies.HalfCopies(module, self._dtype))
         elif self._mode == "O3":
@@ -116,6 +118,7 @@ class RootForwards:
     def release(self) -> None:
         """Roots run as the script has them again."""
         self._off = True
+        self._agent.observing.locator.witness.steered = None
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -16,6 +16,7 @@ from mpwatch_agent.distribution import FP16
 CLEAN_ENOUGH = 3
 # The losses of the last windows against those before them.
 RECENT, BEFORE, GROWN = 3, 5, 3.0
+_CLEAN = {0: "no window before it was", 1: "only 1 window before it was"}
 
 
 class Verdict(NamedTuple):
@@ -93,10 +94,10 @@ def _backward(found: Findings) -> Verdict:
             f"{found.clean_windows} windows before it were clean at scale {found.scale:g} or"
             f" above{typical}{room}",
         )
+    clean = _CLEAN.get(found.clean_windows, f"only {found.clean_windows} windows before it were")
     return Verdict(
         "scale_too_high",
-        f"the loss was finite, and only {found.clean_windows} windows before it were clean at"
-        f" scale {found.scale:g}{room}",
+        f"the loss was finite, and {clean} clean at scale {found.scale:g}{room}",
     )
 
 

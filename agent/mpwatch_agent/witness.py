@@ -5,12 +5,14 @@ The names of modules come from the second run (`rerun`, `forward_trace`).
 """
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from mpwatch_agent.forward_trace import ForwardTrace
+from mpwatch_agent.device import at_once
+from mpwatch_agent.forward_trace import Birth, ForwardTrace
+from mpwatch_agent.held_inputs import all_tensors
 from mpwatch_agent.rerun import RandomStates, autocast_like, refusal, undone
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.verdicts import Findings
@@ -20,20 +22,31 @@ from mpwatch_agent.verdicts import Findings
 ALWAYS, THEN_EVERY = 3, 20
 _random_state = torch.default_generator.get_state
 _autocasts = torch.is_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
+
+
+class State(NamedTuple):
+    """Of a forward whose inputs are held: all it depends on, to be as it was or not run again."""
+
+    random: RandomStates
+    inputs: tuple[int, ...]
+    weights: int
 
 
 class Scene(NamedTuple):
     """One forward as it began: who, with what, with which random numbers and autocast.
 
-    `version` is that of the first argument, to see that it was changed in place.
+    `autocast` is its format, if it was on. `version` is that of the first argument, to see that it
+    was changed in place; `state` is there where the inputs are held.
     """
 
     root: Any
     arguments: Any
     named: Any
     random: torch.Tensor
-    autocast: bool
+    autocast: torch.dtype | None
     version: int | None
+    state: State | None
 
 
 class Witness:
@@ -46,6 +59,11 @@ class Witness:
         self._scenes: dict[int, Scene] = {}
         # Whether the newest forward began under autocast.
         self.autocast = False
+        # Of the device that the loop runs on; whether its inputs are held there.
+        self.device = "cpu"
+        self.holds = False
+        # The format of the autocast that we are asked to put around forwards.
+        self.steered: torch.dtype | None = None
 
     def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
         """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
@@ -55,8 +73,9 @@ class Witness:
             arguments,
             named,
             _random_state(),
-            _autocasts("cpu"),
+            _autocast_dtype(self.device) if _autocasts(self.device) else self.steered,
             first._version if type(first) is torch.Tensor else None,
+            _state(root(), arguments, named) if self.holds else None,
         )
 
     def backward_begins(self) -> list[Scene]:
@@ -64,7 +83,7 @@ class Witness:
         if not self._scenes:
             return []
         scenes, self._scenes = list(self._scenes.values()), {}
-        self.autocast = scenes[-1].autocast
+        self.autocast = scenes[-1].autocast is not None
         return scenes
 
     def findings(self, scenes: list[Scene], step: int) -> Findings:
@@ -86,10 +105,10 @@ class Witness:
         root = scene.root()
         if root is None:
             return
-        why = refusal(root, self._gate.compiles) or _changed(scene) or _elsewhere(root)
+        why = refusal(root, self._gate.compiles) or _changed(scene, root) or _elsewhere(scene, root)
         if not why:
             try:
-                _tell(found, self.again(scene, root))
+                tell(found, self.again(scene, root), _FINITE_AGAIN)
                 return
             except Exception as error:
                 # Text only: an exception kept would keep the frames of the script's forward.
@@ -100,9 +119,10 @@ class Witness:
         """Run the forward of `scene` again, traced, and leave nothing of it."""
         trace = ForwardTrace(root)
         trace.look_at_inputs((scene.arguments, scene.named))
-        dtype = torch.get_autocast_dtype("cpu")
-        autocast = autocast_like((scene.autocast, dtype), "cpu")
-        with undone(root, RandomStates(scene.random)), autocast():
+        state = None if scene.autocast is None else (True, scene.autocast)
+        autocast = autocast_like(state, self.device)
+        random = RandomStates(scene.random) if scene.state is None else scene.state.random
+        with undone(root, random), autocast():
             # Our hooks see this call as well; the gate is closed to it.
             self._gate.open = False
             try:
@@ -112,7 +132,25 @@ class Witness:
         return trace
 
 
-def _tell(found: Findings, trace: ForwardTrace) -> None:
+class Trace(Protocol):
+    """What tracing a forward showed: `ForwardTrace`, or `armed_trace.Seen`."""
+
+    @property
+    def birth(self) -> Birth | None: ...
+    @property
+    def bad_input(self) -> str: ...
+    @property
+    def bad_output(self) -> bool: ...
+
+
+_FINITE_AGAIN = (
+    "the model's output was finite when its forward was run again: the loss is made of it outside"
+    " the model, or it did not happen again"
+)
+
+
+def tell(found: Findings, trace: Trace, finite: str) -> None:
+    """Put what `trace` shows into `found`; `finite` in words where it shows nothing."""
     birth = trace.birth
     found.bad_batch = trace.bad_input
     if birth is not None:
@@ -123,21 +161,41 @@ def _tell(found: Findings, trace: ForwardTrace) -> None:
     elif trace.bad_output:
         found.forward = "the model's output was not finite"
     elif not trace.bad_input:
-        found.forward = (
-            "the model's output was finite when its forward was run again: the loss is made of it"
-            " outside the model, or it did not happen again"
-        )
+        found.forward = finite
 
 
-def _changed(scene: Scene) -> str:
+def _state(root: nn.Module | None, arguments: Any, named: Any) -> State | None:
+    """None where the loss will be known in time, and nothing need be held."""
+    first = None if root is None else next(root.parameters(), None)
+    if root is None or first is None or at_once(first):
+        return None
+    return State(RandomStates(), _versions((arguments, named)), _version_of_weights(root))
+
+
+def _versions(arguments: Any) -> tuple[int, ...]:
+    return tuple(t._version for t in all_tensors(arguments) if not t.is_inference())
+
+
+def _version_of_weights(root: nn.Module) -> int:
+    return sum(parameter._version for parameter in root.parameters())
+
+
+def _changed(scene: Scene, root: nn.Module) -> str:
+    state = scene.state
+    if state is not None:
+        if state.inputs != _versions((scene.arguments, scene.named)):
+            return "its input has been changed in place since, so it is not run again"
+        if state.weights != _version_of_weights(root):
+            return "its weights have been changed since, so it is not run again"
+        return ""
     if scene.version is not None and scene.arguments[0]._version != scene.version:
         return "its input has been changed in place since, so it is not run again"
     return ""
 
 
-def _elsewhere(root: nn.Module) -> str:
+def _elsewhere(scene: Scene, root: nn.Module) -> str:
     first = next(root.parameters(), None)
-    if first is not None and not first.is_cpu:
+    if first is not None and scene.state is None and not at_once(first):
         return "on a device its forward is not run again"
     if "torch._dynamo" in sys.modules and torch.compiler.is_compiling():
         return "it is being compiled"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mpwatch.events import DiagnosisRaised, HookDisabled, OverflowLocated, StepFinished
-from mpwatch_agent import finiteness
+from mpwatch_agent import finiteness, verdicts
 from tests.support.agent_runs import Listener, listening, specification
 from tests.support.forge import Forge
 
@@ -189,6 +189,26 @@ for step in range(3):
         {},
         {"verdict": "diverging", "where": "forward", "module": "0"},
     ),
+    "a forward that overflows fp16": (
+        """
+for step in range(3):
+    with torch.autocast("cpu", torch.float16):
+        out = model(torch.randn(8, 4) * (1e6 if step == 2 else 1.0))
+    scaler.scale(out.float().pow(2).mean()).backward()
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+""",
+        {},
+        {"verdict": "forward", "where": "forward", "module": "0"},
+    ),
+    "a forward that overflows fp16 by our autocast": (
+        """
+for step in range(3):
+    model(torch.randn(8, 4) * (1e6 if step == 2 else 1.0)).pow(2).mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+        {"precision": "O1:fp16", "scaler": "torch"},
+        {"verdict": "forward", "where": "forward", "module": "0"},
+    ),
     "micro-batches are not watched": (
         """
 for step in range(3):
@@ -212,6 +232,19 @@ for step in range(4):
         {"step": 4, "parameter": "0.bias", "nonfinite": "nan", "micro_batch": 0},
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("clean", "said"),
+    [
+        (0, "the loss was finite, and no window before it was clean at scale 8"),
+        (1, "the loss was finite, and only 1 window before it was clean at scale 8"),
+        (2, "the loss was finite, and only 2 windows before it were clean at scale 8"),
+    ],
+)
+def test_few_clean_windows_in_words(clean: int, said: str) -> None:
+    verdict = verdicts.judge(verdicts.Findings(scale=8.0, clean_windows=clean))
+    assert verdict == ("scale_too_high", said)
 
 
 @pytest.mark.parametrize("name", CASES)
