@@ -86,7 +86,7 @@ def _backward(found: Findings) -> Verdict:
         typical = ""
         if found.micro_loss is not None and found.losses:
             typical = (
-                f"; loss of this micro-batch {found.micro_loss:.4g},"
+                f"; its loss as passed to backward {found.micro_loss:.4g},"
                 f" typical {statistics.median(found.losses):.4g}"
             )
         return Verdict(

@@ -70,6 +70,22 @@ train(2)
 torch.export.export(model, (torch.zeros(1, 4),), strict=True)
 train(2)
 """,
+    "a root that is an encoder layer": """
+net = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net.train()
+    net(torch.randn(4, 5, 8)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    net.eval()
+    padding = torch.zeros(4, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    with torch.no_grad():
+        out = net(torch.randn(4, 5, 8), src_key_padding_mask=padding)
+        print([value.hex() for value in out.flatten().tolist()])
+train(2)
+""",
     "an optimizer per epoch": """
 for _ in range(4):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
