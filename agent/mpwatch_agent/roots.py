@@ -160,9 +160,12 @@ class Roots:
             return None
         self._covered |= mine
         self._roots.append(weakref.ref(module))
-        self._hook(module, plain=True)
+        hooked = self._hook(module, plain=True)
         if self._covered >= self._owned:
             self.stop_search()
+        if not hooked:
+            # Its forwards are not seen: micro-batches are told apart by their backwards.
+            return None
         # The hook just put on misses this very call.
         if self._loop.sees_forward is not None:
             self._loop.sees_forward(self._roots[-1], arguments, None)
@@ -174,19 +177,22 @@ class Roots:
 
     # --- hooks on roots ---------------------------------------------------------------------
 
-    def _hook(self, module: nn.Module, *, plain: bool) -> None:
+    def _hook(self, module: nn.Module, *, plain: bool) -> bool:
         if _compiled_in_place(module):
             self.notes.append(f"{type(module).__name__} is compiled in place: no forward times")
             if self.lost is not None:
                 self.lost(f"{type(module).__name__} is compiled in place (model.compile())")
-            return
+            return False
         if isinstance(module, nn.TransformerEncoderLayer):
             # In evaluation it takes another path, with other rounding, where a hook is on it.
             self.notes.append("a root that is an encoder layer: no forward times")
-            return
+            if self.lost is not None:
+                self.lost("the model is an encoder layer by itself, which a hook would change")
+            return False
         before = RootHook(module, self._begins, self._gate, self._loop)
         handle = module.register_forward_pre_hook(before, with_kwargs=True)
         self._handles.append((plain, handle))
+        return True
 
     # --- compilation ------------------------------------------------------------------------
 

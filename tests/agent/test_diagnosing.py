@@ -50,7 +50,7 @@ def test_a_mistake_is_named(tmp_path: Path, forge: Forge, case: str) -> None:
     assert found[-1].severity == severity
     assert words in found[-1].evidence
     assert found[-1].advice
-    assert f"mpwatch: {severity}: {name}: {found[-1].evidence}\n" in stderr
+    assert f"mpwatch: {severity}: {name}: {found[-1].evidence} (as of step " in stderr
     # Said once: a second time only in other words.
     assert len({each.evidence for each in found}) == len(found) <= 3
 

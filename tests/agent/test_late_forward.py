@@ -56,7 +56,7 @@ CASES = {
     "an overflow of the backward": (
         ("scaler", "7", "backward:6-6"),
         {},
-        [(6, "first", "5 windows before it were clean at scale 256 or above; loss of this")],
+        [(6, "first", "5 windows before it were clean at scale 256 or above; its loss as")],
     ),
     "healthy": (("scaler", "9", "first:99"), {}, []),
 }
