@@ -89,6 +89,7 @@ def unscale(gradients: list[torch.Tensor], scale: float) -> bool:
         if flag is None:
             flag = found[device] = torch.zeros((), device=device)
         torch._amp_foreach_non_finite_check_and_unscale_(group, flag, _inverse(scale, device))
+    # Stepping or skipping must be known now: one wait per device and step, as torch's scaler has.
     return any(flag.item() for flag in found.values())
 
 
