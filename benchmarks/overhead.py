@@ -83,14 +83,17 @@ def measure(agent: Agent, bench: Bench, seconds: float) -> tuple[list[float], li
 def row(step_s: float, micro_batches: int, seconds: float, threads: int) -> None:
     """One row, in this process: prints it."""
     torch.set_num_threads(threads)
-    layers, width = shape_for(step_s, micro_batches)
     directory = Path(tempfile.mkdtemp(prefix="mpwatch-bench-"))
     runtime = rendezvous.make_runtime_directory(directory)
     rendezvous.write_json(directory / rendezvous.RUN_FILE, {"run_id": "bench", "recorded": True})
     hub = subprocess.Popen([sys.executable, "-P", "-m", "mpwatch.hub_process", str(directory)])
     places = {"run_directory": str(directory), "runtime_directory": str(runtime)}
     agent = Agent({"run_id": "bench", "attempt": 1, "pythonpath": None, "settings": {}, **places})
+    # First, as in a supervised script: classes of optimizers are seen when they are first used.
     agent.install()
+    agent.gate.open = False
+    layers, width = shape_for(step_s, micro_batches)
+    agent.gate.open = True
     try:
         bench = Bench(layers, width, micro_batches)
         for _ in range(60):

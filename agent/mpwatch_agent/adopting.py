@@ -4,10 +4,13 @@ Such a hook cannot keep a step from running. Where one is to be skipped the grad
 sight meanwhile: every optimizer passes over weights that have none.
 """
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
+
+_ident = threading.get_ident
 
 
 def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
@@ -18,10 +21,13 @@ def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
     ends = agent.guard("end of step of an adopted optimizer", agent.updates.step_ends)
     called = agent.guard_steering("steering at an adopted step", agent.steering.step_called)
     gate, loop, skipping = agent.gate, agent.loop, agent.steering.skipping
+    steady = agent.steady
     hidden: list[tuple[Any, Any]] = []
 
     def before(adopted: Any, args: Any, kwargs: Any) -> None:
         if not gate.open:
+            return
+        if gate.steady and gate.thread == _ident() and steady.step_begins(args, kwargs):
             return
         if gate.steers:
             called(adopted, args, kwargs)
@@ -38,6 +44,8 @@ def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
         while hidden:
             parameter, gradient = hidden.pop()
             parameter.grad = gradient
+        if gate.steady and gate.thread == _ident() and steady.step_ended():
+            return
         if gate.open:
             ends(adopted, True)
 

@@ -89,6 +89,8 @@ def scaler_step(agent: "Agent") -> Wrap:
     )
     steady = agent.steady
 
+    calls = agent.observing.diagnoser.calls
+
     def end(scaler: Any, optimizer: Any, completed: bool) -> None:
         try:
             ends(scaler, optimizer, completed)
@@ -124,6 +126,7 @@ def scaler_step(agent: "Agent") -> Wrap:
             if not self._enabled:
                 return original(self, optimizer, *args, **kwargs)
             if loop.updating is optimizer:
+                calls.append("scaler.step")
                 loop.scaler, loop.scaled = self, True
                 loop.in_scaler_step = loop.tracks.live[0]
             else:

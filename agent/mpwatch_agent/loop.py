@@ -158,11 +158,10 @@ class Loop:
         if phases.pending_data:
             phases.settle_data("data")
         phases.enter("forward", now, None if self.drew else "data")
-        windows = self.windows
-        windows.roots_seen = True
-        micro = windows.micro
+        self.windows.roots_seen = True
+        micro = self.windows.micro
         if micro is None or micro.backwards:
-            micro = windows.micro = MicroBatch()
+            micro = self.windows.micro = MicroBatch()
         if not micro.backwards:
             # Of several forwards before the backward the last one counts.
             micro.samples, micro.tokens = sizes
@@ -221,9 +220,9 @@ class Loop:
         return self.windows.probes()
 
     def _discarded(self, track: OptimizerTrack, lost: int) -> None:
-        if self.discards is not None:
-            self.discards(track.index or 0, lost)
         index = track.index or 0
+        if self.discards is not None:
+            self.discards(index, lost)
         self._say(WindowDiscarded(optimizer=index, micro_batches=lost, after_step=self.steps))
 
     # --- scaler ---------------------------------------------------------------------------

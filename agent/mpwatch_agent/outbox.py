@@ -88,7 +88,10 @@ class Outbox:
         if self._context is None:
             return None
         try:
-            if wait_s and not self._socket.poll(int(wait_s * 1000)):
+            if wait_s:
+                self._socket.poll(int(wait_s * 1000))
+            # Cheaper than to be told by an exception.
+            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return None
             return wire.open_message(self._socket.recv_multipart(zmq.NOBLOCK), wire.COMMAND)
         except (zmq.ZMQError, CodecError):

@@ -156,7 +156,6 @@ class Steady(Notes):
         try:
             if scaler is not self._scaler or self._unscaled or not self._is_whole(optimizer):
                 return self.leave()
-            self._calls.append("unscale_")
             self._unscaled = True
             self._loop.still_scaled = False
             if not self.updating:
@@ -207,7 +206,6 @@ class Steady(Notes):
             return self.leave()
         if type(self._scale) is float and not self._scale_is(self._scale_version):
             return self.leave()
-        self._calls.append("scaler.step")
         self._loop.in_scaler_step = track
         return True
 
@@ -286,7 +284,6 @@ class Steady(Notes):
                 self._scale_version += 1
             else:
                 self._scale = self._loop.scale_reading()
-            self._calls.append("update")
             loop = self._loop
             loop.scaled = loop.still_scaled = False
             self.pending, draft.scale_after = None, self._scale

@@ -115,6 +115,7 @@ class Notes:
         if pending is not None:
             loop.takes_back(track, pending)
         if self.updating:
+            self._calls += ("unscale_",) if self._unscaled else ()
             track.whole = True
             loop.updating = track.ref() if loop.lazy else None
             self._agent.observing.locator.goes_on(track, self._unscaled)
@@ -203,4 +204,6 @@ class Notes:
             draft.duration_s, draft.phase_s = loop.phases.take(draft.ended)
             draft.marks = []
             observing.step_noted(draft)
+            if draft.checked:
+                self._calls += ("unscale_", "scaler.step", "update")
             self._agent.reports.keep(draft)

@@ -17,9 +17,12 @@ from mpwatch_agent.rerun import RandomStates, autocast_like, refusal, undone
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.verdicts import Findings
 
+# Forwards that draw no random number, one after the other, before that is taken for granted.
+NO_DRAW = 3
 # Forwards are run again for the first so many losses that are not finite, then at most once in so
 # many steps.
 ALWAYS, THEN_EVERY = 3, 20
+_new: Any = tuple.__new__
 _random_state = torch.default_generator.get_state
 _autocasts = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
@@ -36,14 +39,15 @@ class State(NamedTuple):
 class Scene(NamedTuple):
     """One forward as it began: who, with what, with which random numbers and autocast.
 
-    `autocast` is its format, if it was on. `version` is that of the first argument, to see that it
-    was changed in place; `state` is there where the inputs are held.
+    `random` is None where no forward so far has drawn a random number. `autocast` is its format,
+    if it was on. `version` is that of the first argument, to see that it was changed in place;
+    `state` is there where the inputs are held.
     """
 
     root: Any
     arguments: Any
     named: Any
-    random: torch.Tensor
+    random: torch.Tensor | None
     autocast: torch.dtype | None
     version: int | None
     state: State | None
@@ -62,21 +66,26 @@ class Witness:
         # Of the device that the loop runs on; whether its inputs are held there.
         self.device = "cpu"
         self.holds = False
+        # Whether forwards may draw random numbers, and how many in a row have not.
+        self.draws = True
+        self._undrawn = 0
         # The format of the autocast that we are asked to put around forwards.
         self.steered: torch.dtype | None = None
 
     def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
         """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
         first = arguments[0] if arguments else None
-        self.scenes[id(root)] = Scene(
+        # Not by the class, whose call would be one of Python.
+        scene = (
             root,
             arguments,
             named,
-            _random_state(),
+            _random_state() if self.draws or not self._gate.steady else None,
             _autocast_dtype(self.device) if _autocasts(self.device) else self.steered,
             first._version if type(first) is torch.Tensor else None,
             _state(root(), arguments, named) if self.holds else None,
         )
+        self.scenes[id(root)] = _new(Scene, scene)
 
     def backward_begins(self) -> list[Scene]:
         """The backward begins: the forwards are over, and nothing of them is held any more."""
@@ -84,6 +93,12 @@ class Witness:
             return []
         scenes, self.scenes = list(self.scenes.values()), {}
         self.autocast = scenes[-1].autocast is not None
+        before = scenes[0].random
+        if before is not None and self._undrawn >= 0:
+            # Once is for good: what draws now and then is not to be missed.
+            drew = not torch.equal(before, _random_state())
+            self._undrawn = -1 if drew else self._undrawn + 1
+            self.draws = self._undrawn < NO_DRAW
         return scenes
 
     def findings(self, scenes: list[Scene], step: int) -> Findings:

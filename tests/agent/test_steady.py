@@ -74,9 +74,8 @@ def test_what_is_noted_is_true(loop: str, tmp_path: Path, forge: Forge) -> None:
         if norm is not None and step.grad_norm is not None and step.step != 1:
             assert _same((step.grad_norm,), [norm]), where
         assert step.overflow in (None, not fact["applied"]), where
-        assert step.duration_s and math.isclose(
-            sum(step.phase_s.values()), step.duration_s, rel_tol=1e-6
-        ), where
+        assert step.duration_s, where
+        assert math.isclose(sum(step.phase_s.values()), step.duration_s, rel_tol=1e-6), where
     if "overflow" in style:
         located = [event.step for event in listener.of(OverflowLocated)]
         assert set(located) >= {n for n, fact in enumerate(facts, 1) if not fact["applied"]}
