@@ -85,7 +85,8 @@ class Accumulation(Part):
     # --- backward -----------------------------------------------------------------------------
 
     def backward_begins(self, arguments: Arguments) -> Arguments:
-        self._settle_refused_backward()
+        if self.refused is not None:
+            self._settle_refused_backward()
         self._generation += 1
         self._backward_compiled = self._compiles() and under_compiled()
         windows = self._loop.windows
@@ -105,13 +106,15 @@ class Accumulation(Part):
             self.refuse(str(error))
             return arguments
         self._seed_in_flight = self.k
-        self.notices.seeded()
+        if self._loop.losses.half:
+            self.notices.seeded()
         return seeded
 
     def backward_ended(self, completed: bool) -> None:
-        self._settle_refused_backward()
+        if self.refused is not None:
+            self._settle_refused_backward()
         self._seed_in_flight = 1
-        if self.k > 1:
+        if self.k > 1 and self.notices.looks:
             self.notices.backward_ended()
 
     def _settle_refused_backward(self) -> None:
@@ -124,9 +127,11 @@ class Accumulation(Part):
 
     def _look_at_leaves(self, arguments: Arguments) -> None:
         args, kwargs = arguments
+        inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
+        if inputs is None and not self.leaves.is_due():
+            return
         tensors = args[0] if args else kwargs.get("tensors")
         roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
-        inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
         reason = self.leaves.look(roots, inputs, self.owners.leaves())
         if reason is not None:
             self._found_unfit(reason)
@@ -255,7 +260,7 @@ class Accumulation(Part):
         """Whether the script window of `optimizer` that ends now makes no update."""
         track = self._loop.tracks.of(optimizer)
         window = self._windows.get(track.serial)
-        if not self._loop.windows.in_backward:
+        if self.refused is not None and not self._loop.windows.in_backward:
             self._settle_refused_backward()
         if window is None:
             if self.k == 1:

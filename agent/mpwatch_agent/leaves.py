@@ -56,14 +56,18 @@ class LeafWatch:
         self._walks = 0
         self._next = 0.0
 
+    def is_due(self) -> bool:
+        """Whether a backward without `inputs` would be walked now."""
+        return self.suspect or self._walks < ALWAYS or time.perf_counter() >= self._next
+
     def look(self, roots: Iterable[Any], inputs: Any, owned: set[int]) -> str | None:
         """What is wrong with a backward from `roots`, or None."""
         if inputs is not None:
             found = unowned_input(inputs, owned)
             return None if found is None else _described(found)
-        begun = time.perf_counter()
-        if self._walks >= ALWAYS and begun < self._next and not self.suspect:
+        if not self.is_due():
             return None
+        begun = time.perf_counter()
         found = unowned_leaf(roots, owned)
         self._walks += 1
         self.suspect = False

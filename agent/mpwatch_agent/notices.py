@@ -22,6 +22,8 @@ class Notices:
         self._backwards = 0
         # Probes of each optimizer's gradients when the newest backward ended.
         self._after: dict[int, list[Probe]] = {}
+        # Whether backwards are still looked at.
+        self.looks = True
 
     def seeded(self) -> None:
         """A backward is seeded: where a loss in fp16 is scaled, by hand it overflows earlier."""
@@ -40,8 +42,8 @@ class Notices:
         self._backwards += 1
         if self._backwards <= EDITS_LOOKED_FOR:
             self._after = {track.serial: track.probe() for track in self._loop.tracks.live}
-        elif self._after:
-            self._after = {}
+        else:
+            self._after, self.looks = {}, False
 
     def update_begins(self, window: OpenWindow) -> None:
         """The first of unscale, clip and step: are the gradients those of the backward?"""

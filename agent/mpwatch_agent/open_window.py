@@ -59,8 +59,10 @@ class OpenWindow:
 
     def backwards(self) -> int:
         """Outermost backwards that reached this optimizer in its open script window."""
-        track = self.track
-        return sum(micro.backwards for micro in track.window[track.banked :])
+        track, count = self.track, 0
+        for micro in track.window[track.banked :]:
+            count += micro.backwards
+        return count
 
     def never_cleared(self) -> bool:
         """Whether the gradients are those left at the last swallowed step, with more added."""

@@ -30,10 +30,11 @@ class Owners:
         if len(self._tracks.live) == 1 and gradients:
             # The common case: whoever has the first one.
             optimizer, first = self._tracks.live[0].ref(), gradients[0]
-            if optimizer is not None and any(
-                p.grad is first for group in optimizer.param_groups for p in group["params"]
-            ):
-                return [optimizer]
+            groups = () if optimizer is None else optimizer.param_groups
+            for group in groups:
+                for parameter in group["params"]:
+                    if parameter.grad is first:
+                        return [optimizer]
         identities = {id(gradient) for gradient in gradients}
         return [
             optimizer

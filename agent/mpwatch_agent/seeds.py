@@ -34,7 +34,9 @@ class Seeds:
             Unseedable: a root whose implicit gradient cannot be replaced.
         """
         args, kwargs = arguments
-        tensors = args[0] if args else kwargs.get("tensors")
+        tensors: Any = args[0] if args else kwargs.get("tensors")
+        if _is_common(tensors, args, kwargs):
+            return ((tensors,), (self._scalar(tensors, k),), *args[2:]), kwargs
         if isinstance(tensors, torch.Tensor | GradientEdge):
             roots: tuple[Any, ...] = (tensors,)
         else:
@@ -89,6 +91,19 @@ class Seeds:
                 self._cached.clear()
             self._cached[key] = (seed, seed._version)
         return seed
+
+
+def _is_common(tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this is `loss.backward()` of a plain loss."""
+    return (
+        type(tensors) is torch.Tensor
+        and len(args) in (2, 3, 4)
+        and args[1] is None
+        and "grad_variables" not in kwargs
+        and tensors.requires_grad
+        and tensors.is_floating_point()
+        and tensors.numel() == 1
+    )
 
 
 def _given(arguments: Arguments, at: tuple[int, str]) -> Any:

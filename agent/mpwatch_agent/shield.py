@@ -18,6 +18,7 @@ from torch._C._dynamo import eval_frame
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _clock = time.perf_counter
+_ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
@@ -59,7 +60,7 @@ class Gate:
         """Whether a hook is to do nothing: closed, compiling, or not the loop's thread."""
         if not self.open or (self.compiles and _is_compiling()):
             return True
-        return self.thread is not None and self.thread != threading.get_ident()
+        return self.thread is not None and self.thread != _ident()
 
     def elsewhere(self) -> bool:
         """Whether this is another thread than the watched loop's: its calls pass through."""
@@ -73,14 +74,22 @@ class Shield:
         self._gate = gate
         self._on_failure = on_failure
 
-    def guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, guarded: returns None when it fails, and does nothing ever after."""
+    def guard(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        abandon: Callable[[str], None] | None = None,
+    ) -> Callable[..., Any]:
+        """`function`, guarded: returns None when it fails, and does nothing ever after.
+
+        `abandon` is told of the failure first, in words.
+        """
         gate = self._gate
         alive = True
 
         def mpwatch_guarded(*args: Any) -> Any:
             nonlocal alive
-            if not alive or gate.elsewhere():
+            if not alive or (gate.thread is not None and gate.thread != _ident()):
                 return None
             callback = _set_eval_frame(None) if gate.compiles else None
             start = _clock()
@@ -97,7 +106,10 @@ class Shield:
                     raise
                 alive = False
                 # Text only: a kept exception would keep the frames and tensors it came through.
-                self._report(name, f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                if abandon is not None:
+                    text = _abandoned(abandon, name, text)
+                self._report(name, text)
                 return None
             finally:
                 gate.own_s += _clock() - start
@@ -111,15 +123,7 @@ class Shield:
     ) -> Callable[..., Any]:
         """As `guard`; a failure also gives the loop back to the script."""
 
-        def steer(*args: Any) -> Any:
-            try:
-                return function(*args)
-            except BaseException as error:
-                if not belongs_to_script(error):
-                    abandon(f"{name} failed: {type(error).__name__}: {error}")
-                raise
-
-        return self.guard(name, steer)
+        return self.guard(name, function, abandon)
 
     def guard_part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Guard a part that is only called from guarded functions: its failure is its own.
@@ -149,6 +153,17 @@ class Shield:
         except Exception:
             # Saying that something failed must not fail the loop either.
             return
+
+
+def _abandoned(abandon: Callable[[str], None], name: str, text: str) -> str:
+    """Tell of a failure, which may fail as well: what is to be reported."""
+    try:
+        abandon(f"{name} failed: {text}")
+    except BaseException as error:
+        if belongs_to_script(error):
+            raise
+        return f"{type(error).__name__}: {error}"
+    return text
 
 
 def under_compiled() -> bool:

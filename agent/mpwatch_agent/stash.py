@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
+_Tensor, _STRIDED = torch.Tensor, torch.strided
+
 
 class Entry:
     """The sum for one parameter; `version` is the sum's own, as we left it."""
 
-    __slots__ = ("parameter", "total", "version")
+    __slots__ = ("parameter", "plain", "total", "version")
 
     def __init__(self, parameter: Any, total: torch.Tensor) -> None:
         self.parameter = parameter
         self.total = total
         self.version = total._version
+        self.plain = is_plain(total)
 
 
 class Stash:
@@ -44,13 +47,14 @@ class Stash:
             entry = self.entries.get(id(parameter))
             if entry is None:
                 self.entries[id(parameter)] = Entry(parameter, gradient.detach().clone())
-            elif is_plain(gradient) and is_plain(entry.total):
+            elif entry.plain and type(gradient) is _Tensor and gradient.layout is _STRIDED:
                 totals.append(entry.total)
                 gradients.append(gradient)
                 touched.append(entry)
             else:
                 # Sparse gradients and subclasses: in the order in which autograd adds them.
                 entry.total = entry.total + gradient
+                entry.plain = is_plain(entry.total)
                 entry.version = entry.total._version
         if totals:
             torch._foreach_add_(totals, gradients)

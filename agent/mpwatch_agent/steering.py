@@ -132,16 +132,28 @@ class Steering:
             part.gradients_whole(optimizer)
 
     def swallows_unscale(self, scaler: Any, optimizer: Any) -> bool:
-        return any(part.swallows_unscale(scaler, optimizer) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_unscale(scaler, optimizer):
+                return True
+        return False
 
     def swallows_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
-        return any(part.swallows_scaler_step(scaler, optimizer) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_scaler_step(scaler, optimizer):
+                return True
+        return False
 
     def swallows_update(self, scaler: Any) -> bool:
-        return any(part.swallows_update(scaler) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_update(scaler):
+                return True
+        return False
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return any(part.swallows_step(optimizer, (args, kwargs)) for part in self.parts)
+        for part in self.parts:
+            if part.swallows_step(optimizer, (args, kwargs)):
+                return True
+        return False
 
     def step_called(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for part in self.parts:

@@ -36,7 +36,9 @@ class Handler:
         raise Timeout
 
 
-def busy() -> None:
+def busy(delay_s: float) -> None:
+    # The timer is set in here: on a crowded machine it may run out before anything else begins.
+    signal.setitimer(signal.ITIMER_REAL, delay_s)
     for _ in range(1_000_000):
         len(list(range(3)))
 
@@ -53,9 +55,8 @@ def test_what_a_signal_handler_raises_is_the_scripts(handler: Callable[..., None
     try:
         for turn in range(10):
             signal.signal(signal.SIGALRM, handler)
-            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0003 * turn)
             with pytest.raises(Timeout):
-                guarded()
+                guarded(0.001 + 0.0003 * turn)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -28,10 +28,10 @@ def break_hook(name: str, kind: str, names: Path) -> None:
         raise Broken("on purpose") if kind == "BaseException" else OSError("on purpose")
 
     def breaking(guard: Any) -> Any:
-        def guard_broken(self: shield.Shield, hook: str, function: Any) -> Any:
+        def guard_broken(self: shield.Shield, hook: str, function: Any, *more: Any) -> Any:
             with names.open("a") as file:
                 file.write(hook + "\n")
-            return guard(self, hook, fail if hook == name else function)
+            return guard(self, hook, fail if hook == name else function, *more)
 
         return guard_broken
 
