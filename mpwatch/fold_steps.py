@@ -43,12 +43,15 @@ def step_finished(state: FoldState, frame: Frame, event: events.StepFinished) ->
     if is_duration(event.agent_s) and is_duration(event.sampled_s):
         state.agent_s += event.agent_s
         state.sampled_s += event.sampled_s
+        state.agent_open_s += event.agent_s
     if event.optimizer == LEAD_OPTIMIZER:
         _leading_step(state, event)
 
 
 def _leading_step(state: FoldState, event: events.StepFinished) -> None:
     state.timed_steps += 1
+    state.agent_times.add(state.agent_open_s)
+    state.agent_open_s = 0.0
     state.multiplier = event.multiplier
     state.loss = event.loss
     if event.loss_scale_after is not None or event.loss_scale_before is not None:

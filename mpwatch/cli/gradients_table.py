@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mpwatch.cli.formats import number, table
+from mpwatch.cli.formats import number, scale, table
 from mpwatch.events import ActivationsSampled, FormatShares, GradientsSampled, LayerGradients
 from mpwatch.vocabulary import clean_text
 
@@ -26,8 +26,7 @@ def gradients_text(
 
 
 def _gradients(sampled: GradientsSampled) -> Iterator[str]:
-    scale = 1.0 if sampled.loss_scale is None else sampled.loss_scale
-    at = "no loss scale" if sampled.loss_scale is None else f"loss scale {scale:g}"
+    at = "no loss scale" if sampled.loss_scale is None else f"loss scale {scale(sampled.loss_scale)}"
     how = "every gradient counted" if sampled.exact else "sampled"
     yield f"gradients of step {sampled.step}, unscaled, stored as {sampled.stored_as}; {at}; {how}"
     if sampled.note:

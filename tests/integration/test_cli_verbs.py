@@ -31,7 +31,8 @@ DOCUMENTED = """\
 run_id name state exit_code attempts steps applied skipped superseded script_window
 multiplier accumulation_steps windows_dropped loss_scale loss grad_norm samples_per_s phase_s
 memory_bytes precision scaling overflows
-diagnoses commands decisions checkpoints leak dropped_events agent_us_per_step locate_us"""
+diagnoses commands decisions checkpoints leak dropped_events agent_us_per_step
+agent_us_per_step_median locate_us"""
 
 
 class Job:

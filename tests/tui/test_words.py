@@ -7,7 +7,7 @@ import pytest
 
 from mpwatch import events
 from mpwatch.codec import decode_event, decode_frame
-from mpwatch.events import CommandRefused, Event, JobStarted, OutputLine
+from mpwatch.events import CommandRefused, Event, FaultInjected, JobStarted, OutputLine
 from mpwatch.store import PhaseSeconds, RunView
 from mpwatch_tui import bars, figures, heading
 from mpwatch_tui.journal import KEPT_LINES, Journal
@@ -39,7 +39,7 @@ def journal(*said: Event, **envelope: Any) -> list[str]:
         (figures.number(0.00012345), "0.0001234"),
         (figures.number(math.nan), "nan"),
         (figures.scale(65536.0), "65536"),
-        (figures.scale(2.0**40), "1.1e+12"),
+        (figures.scale(2.0**40), "2^40"),
         (figures.scale(0.5), "0.5"),
         (figures.scale(math.inf), "inf"),
         (figures.seconds(0.0000123), "12.3 us"),
@@ -68,6 +68,7 @@ def test_the_log_tells_what_plots_do_not() -> None:
         step(4, loss=math.nan),
         step(5, applied=False),
         CommandRefused(id="1", command="pause", reason="no"),
+        FaultInjected(fault="overflow", step=6, micro_batch=2, target="head.weight"),
     )
     assert said == [
         "attempt 1 started as process 12",
@@ -76,6 +77,7 @@ def test_the_log_tells_what_plots_do_not() -> None:
         "step 4 loss is nan",
         "step 5 skipped: the optimizer's update did not run",
         "pause refused: no",
+        "injected overflow at step 6, micro-batch 2 in head.weight",
     ]
 
 
