@@ -1,8 +1,9 @@
 """The folded state of a run, as watchers see it: immutable, bounded, complete for `show`.
 
 Data only. `mpwatch.fold` makes these from events; hub, record and every watcher pass them on.
-Lists hold the newest entries (and the first overflow), bounded whatever the length of the run. What is not known is
-None. Times are seconds since the epoch on the clock of whoever saw the event.
+Lists hold the newest entries and are bounded whatever the length of the run; the first overflow
+stays. What is not known is None. Times are seconds since the epoch on the clock of whoever saw
+the event.
 """
 
 from typing import Any

@@ -26,7 +26,7 @@ def gradients_text(
 
 
 def _gradients(sampled: GradientsSampled) -> Iterator[str]:
-    at = "no loss scale" if sampled.loss_scale is None else f"loss scale {scale(sampled.loss_scale)}"
+    at = f"loss scale {scale(sampled.loss_scale)}" if sampled.loss_scale else "no loss scale"
     how = "every gradient counted" if sampled.exact else "sampled"
     yield f"gradients of step {sampled.step}, unscaled, stored as {sampled.stored_as}; {at}; {how}"
     if sampled.note:
