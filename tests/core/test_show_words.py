@@ -112,3 +112,29 @@ def test_an_injected_fault_names_its_micro_batch() -> None:
     lines = shown(fold(*told, step(5)))
     assert "injected     overflow at step 5, micro-batch 0 in head.weight" in lines
     assert "injected     kill at step 6" in lines
+
+
+def forecast(scale: float | None, best: int | None) -> list[str]:
+    layers = (events.LayerGradients(name="all", values=1, looked_at=1),)
+    rows = tuple(
+        events.ScaleForecast(octaves=k, zeroed=0.5 if k < 0 else 0.0) for k in range(-2, 3)
+    )
+    sampled = events.GradientsSampled(
+        step=1, layers=layers, loss_scale=scale, forecast=rows, best_octave=best, limit_octave=17
+    )
+    return gradients_text(sampled, None).splitlines()
+
+
+def test_the_forecast_names_scales_and_says_what_follows() -> None:
+    lines = forecast(65536.0, 0)
+    at = next(i for i, line in enumerate(lines) if line.startswith("what fp16 would lose"))
+    assert [line.split("  ")[0] for line in lines[at + 1 : at + 5]] == [
+        "loss scale",
+        "16384",
+        "65536 (now)",
+        "262144",
+    ]
+    assert lines[at + 2].split()[1:] == ["50", "%", "0", "0"]
+    assert lines[-1].startswith("loss scales from 1 to 131072 fit these gradients: below, more")
+    assert "1 (now: none)" in "\n".join(forecast(None, 0))
+    assert forecast(65536.0, None)[-1].startswith("no scale fits these gradients: above 131072")
