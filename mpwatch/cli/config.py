@@ -2,12 +2,13 @@
 
 import argparse
 import os
+import sys
 
 from mpwatch.cli import options
-from mpwatch.cli.configuration import resolve
+from mpwatch.cli.configuration import resolve, unknown_variables
 from mpwatch.cli.formats import table, to_json
 from mpwatch.errors import EXIT_OK
-from mpwatch.vocabulary import clean_text
+from mpwatch.vocabulary import STDERR_PREFIX, clean_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print names, values and origins."""
     configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
+    if (unknown := unknown_variables(os.environ)) is not None:
+        print(f"{STDERR_PREFIX}{unknown}", file=sys.stderr)
     settings = configuration.settings
     if arguments.json:
         print(to_json({name: setting._asdict() for name, setting in settings.items()}))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpwatch.cli import options
-from mpwatch.cli.configuration import PLAN_REQUESTS, Configuration, resolve
+from mpwatch.cli.configuration import PLAN_REQUESTS, Configuration, resolve, unknown_variables
 from mpwatch.cli.interpreter import isolating_flag
 from mpwatch.errors import UsageError
 from mpwatch.keeper_files import say
@@ -89,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         return launch.execute_unwatched(_command(target), given_environment())
     _check(target)
     configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
+    if (unknown := unknown_variables(os.environ)) is not None:
+        say(unknown)
     _name_unapplied_plan(configuration)
     _check_scaler(configuration)
     _refuse_misplaced_option(target)

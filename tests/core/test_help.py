@@ -6,6 +6,7 @@ import pytest
 
 from mpwatch import vocabulary
 from mpwatch.cli import main, options
+from mpwatch.cli.configuration import unknown_variables
 
 LISTED = {
     "--precision": (*vocabulary.PRECISIONS, *vocabulary.HALF_DTYPES),
@@ -58,3 +59,23 @@ def test_a_mistyped_verb_is_told_the_verbs_for_people(capsys: pytest.CaptureFixt
         "mpwatch: no verb 'shwo'; there are: run, attach, replay, ls, show, tail, ctl, config,"
         " plan\n"
     )
+
+
+def test_variables_that_nothing_reads_are_named() -> None:
+    variables = {option.variable for option in options.OPTIONS}
+    right = {**dict.fromkeys(variables, "1"), "MPWATCH_DISABLED": "0", "MPWATCH_SERVE": "1"}
+    # What our own processes hand on, and what is not ours.
+    handed = {"_MPWATCH_AGENT": "{}", "PATH": "/bin", "MY_MPWATCH_X": "1"}
+    assert unknown_variables({**right, **handed}) is None
+    assert unknown_variables({**right, "MPWATCH_MAXSTEPS": "secret"}) == (
+        "environment: MPWATCH_MAXSTEPS (is MPWATCH_MAX_STEPS meant?) is no variable of mpwatch and"
+        " does nothing; see: mpwatch config"
+    )
+    two = unknown_variables({"MPWATCH_max_steps": "1", "MPWATCH_ZZZZZ\x1b[31m": "1"})
+    assert two == (
+        "environment: MPWATCH_ZZZZZ, MPWATCH_max_steps (is MPWATCH_MAX_STEPS meant?) are no"
+        " variables of mpwatch and do nothing; see: mpwatch config"
+    )
+    many = unknown_variables({f"MPWATCH_{n}": "1" for n in range(9)})
+    assert many is not None
+    assert many.count("MPWATCH_") == 3

@@ -34,6 +34,18 @@ def test_a_flag_wins_over_environment_over_file_over_default(place: Place) -> No
     assert found["headless"] == {"value": False, "origin": "default"}
 
 
+def test_a_mistyped_variable_is_named_and_harms_nothing(place: Place) -> None:
+    done = place.mpwatch("run", "script.py", environment={"MPWATCH_MAXSTEPS": "2"})
+    assert (done.returncode, done.stdout) == (0, b"ran\n")
+    told = b"mpwatch: environment: MPWATCH_MAXSTEPS (is MPWATCH_MAX_STEPS meant?) is no variable"
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True]
+    done = place.mpwatch("config", environment={"MPWATCH_MAXSTEPS": "2"})
+    assert (done.returncode, done.stderr.startswith(told)) == (0, True)
+    # Turned off: no line.
+    off = {"MPWATCH_MAXSTEPS": "2", "MPWATCH_DISABLED": "1"}
+    assert place.mpwatch("run", "script.py", environment=off).stderr == b""
+
+
 def test_a_projects_file_is_read_where_there_is_no_own_one(place: Place) -> None:
     project = place.directory / "pyproject.toml"
     project.write_text("[project]\nname = 'x'\n[tool.mpwatch]\nname = 'base'\ninject = []\n")
