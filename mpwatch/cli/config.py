@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     for name, (value, origin) in settings.items():
         rows.append([name, clean_text(_shown(value), 200), clean_text(origin, 200)])
     for name, value in configuration.plan.items():
-        origin = f"{configuration.plan_file} [plan], not applied"
+        applied = name == "precision" and settings[name].origin.endswith("[plan]")
+        done = "applied as precision" if applied else "not applied"
+        origin = f"{configuration.plan_file} [plan], {done}"
         rows.append([f"plan.{name}", clean_text(str(value), 200), clean_text(origin, 200)])
     print(table(rows))
     return EXIT_OK

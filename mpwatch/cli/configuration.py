@@ -15,8 +15,9 @@ from mpwatch.vocabulary import clean_text
 OWN_FILE: Final = "mpwatch.toml"
 PROJECT_FILE: Final = "pyproject.toml"
 
-# The fields of a plan (`mpwatch plan --emit`). The first group asks for something; nothing of it
-# can be done in this version, so each is named and the run goes on as the script has it.
+# The fields of a plan (`mpwatch plan --emit`). The first group asks for something. The precision is
+# taken for `--precision`; the rest cannot be done from outside, or only by somebody who knows the
+# script, so each is named and the run goes on as the script has it.
 PLAN_REQUESTS: Final = (
     "precision",
     "optimizer",
@@ -101,9 +102,20 @@ def resolve(
         elif option.name in file_values:
             value = checked(option, file_values[option.name], file_origin)
             settings[option.name] = Setting(value, file_origin)
+        elif option.name == "precision" and plan_asks_precision(plan):
+            origin = f"{file_origin} [plan]"
+            settings[option.name] = Setting(checked(option, plan["precision"], origin), origin)
         else:
             settings[option.name] = Setting(option.default, "default")
     return Configuration(settings, plan, file_origin)
+
+
+def plan_asks_precision(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan's precision is one that the script may be run in.
+
+    O0 is the script's own, and O2 is not what a plan with LoRA is without the adapters.
+    """
+    return plan.get("precision", "O0") != "O0" and plan.get("family") != "lora"
 
 
 def _read(file: str | None, directory: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
