@@ -159,7 +159,8 @@ def _happenings(view: RunView) -> Lines:
         text = f"{decision['action']} {decision['outcome']} at step {decision['step']}"
         yield "decision", clean_text(f"{text} ({decision['reason']})", 300)
     if view.windows_dropped:
-        yield "dropped", f"{view.windows_dropped} script windows at the end made no update"
+        windows = _several(view.windows_dropped, "window", "windows")
+        yield "dropped", f"{windows} at the end (with an accumulator, micro-batches) made no update"
     if view.discarded_windows:
         windows = _several(view.discarded_windows, "window", "windows")
         yield "discarded", f"{windows} without a step"
