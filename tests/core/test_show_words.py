@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mpwatch import events
-from mpwatch.cli import formats
+from mpwatch import codec, events
+from mpwatch.cli import formats, tail
 from mpwatch.cli.gradients_table import gradients_text
 from mpwatch.cli.summary import summary
 from mpwatch.events import Event, FaultInjected
@@ -15,7 +15,7 @@ from mpwatch.run_state import Evidence
 from mpwatch.runs import Run
 from mpwatch.store import RunView
 from tests.core.test_fold_overflows import fold, located, skipped
-from tests.support.hub_runs import step
+from tests.support.hub_runs import frame, step
 
 
 def shown(view: RunView) -> list[str]:
@@ -87,6 +87,13 @@ def test_scales_are_plain_in_show() -> None:
     layers = (events.LayerGradients(name="all", values=1, looked_at=1),)
     sampled = events.GradientsSampled(step=1, layers=layers, loss_scale=2.0**20)
     assert "; loss scale 1048576; " in gradients_text(sampled, None)
+
+
+def test_scales_are_plain_in_tail() -> None:
+    event = step(3, loss_scale_before=2.0**21, loss_scale_after=2.0**20, loss=1234567.0)
+    line = tail._line((7, codec.decode_frame(frame(event, 0)), event))
+    assert " loss_scale_before=2097152 loss_scale_after=1048576 " in line
+    assert " loss=1.23457e+06 " in line
 
 
 def test_the_agents_cost_is_the_typical_one_beside_the_mean() -> None:
