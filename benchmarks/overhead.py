@@ -72,6 +72,7 @@ def measure(agent: Agent, bench: Bench, seconds: float) -> tuple[list[float], li
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(blocks[True]) < 5:
         for on in generator.sample([True, False], 2):
+            agent.gate.leave()
             agent.gate.open = on
             agent.loop.phases.restart(time.perf_counter())
             blocks[on].append(statistics.median(bench.step() for _ in range(STEPS_PER_BLOCK)))
@@ -95,13 +96,18 @@ def row(step_s: float, micro_batches: int, seconds: float, threads: int) -> None
         for _ in range(60):
             bench.step()
         drafts: list[StepDraft] = []
-        finished = agent.loop._finished
+        keep, step = agent.reports.keep, agent.reports.step
 
-        def finish(draft: StepDraft) -> None:
-            finished(draft)
+        def kept(draft: StepDraft) -> None:
+            keep(draft)
             drafts.append(draft)
 
-        agent.loop._finished = finish
+        def stepped(draft: StepDraft, steps: int) -> None:
+            step(draft, steps)
+            drafts.append(draft)
+
+        agent.reports.keep = kept  # type: ignore[method-assign]
+        agent.reports.step = stepped  # type: ignore[method-assign]
         on, off = measure(agent, bench, seconds)
         own = [draft.agent_s - draft.sampled_s for draft in drafts]
         report(micro_batches, on, off, own, [draft.sampled_s for draft in drafts])

@@ -36,6 +36,7 @@ from mpwatch_agent.reports import Reports, loop_found
 from mpwatch_agent.roots import Roots
 from mpwatch_agent.sampling import Sampling
 from mpwatch_agent.shield import Gate, Shield
+from mpwatch_agent.steady import Steady
 from mpwatch_agent.steering import Steering
 from mpwatch_agent.updates import Updates
 from mpwatch_agent.windows import sizes_of
@@ -81,7 +82,7 @@ class Agent:
         self._rank = binding.number_from("RANK", 0)
         # Two threads may make their optimizers at once; sockets belong to one of them.
         self._claiming = threading.Lock()
-        self._said_loop = False
+        self.knows_loop = False
         self.gate = Gate()
         self.reports = Reports(self.gate)
         self._shield = Shield(self.gate, self._hook_failed)
@@ -106,6 +107,9 @@ class Agent:
             say_on_stderr,
             None if spec is None else spec["run_directory"],
         )
+        self.steady = Steady(self, self._hook_failed)
+        self.gate.leave = self.steady.leave
+        self.roots.noted = self.steady.forward
         self.faults = self._make_faults(settings.get("inject") or [])
         self._table = PatchTable()
         self.accumulating = Accumulating(self, settings)
@@ -170,11 +174,14 @@ class Agent:
 
     def guarded_act(self) -> None:
         """Let commands act, from a loop that asks by itself."""
+        if self.gate.steady and not self.steady.is_asked(time.perf_counter()):
+            return
         if self.gate.open:
             self._act_for_watch()
 
     def remove(self) -> None:
         """Take every hook off again; what was seen stays reported."""
+        self.gate.leave()
         if self.gate.steers:
             self._let_go("the loop is not watched any more")
         self.gate.open = False
@@ -258,16 +265,17 @@ class Agent:
             if self.roots.searching:
                 self.roots.step_seen()
             # Once two windows were seen, what there is of a loop is known.
-            if not self._said_loop and draft.step - self.loop.steps_before >= 2:
+            if not self.knows_loop and draft.step - self.loop.steps_before >= 2:
                 self._say_loop()
                 if self.gate.steers:
                     self._loop_known()
         located = self.observing.before_report(draft)
         self.reports.step(draft, self.loop.steps)
         self.observing.after_report(draft, located)
+        self.steady.step_over(draft)
 
     def _say_loop(self) -> None:
-        self._said_loop = True
+        self.knows_loop = True
         self.reports.tell(loop_found(self.loop, self.roots, self.gate.compiles))
 
     def tell_at_once(self, event: Event) -> None:
@@ -338,6 +346,7 @@ class Agent:
     def _forked(self) -> None:
         """In a forked child: no hook acts, no socket is touched, nothing is said."""
         self.gate.open = False
+        self.steady.forget()
         self.reports.abandon()
 
     def _exit(self, error: BaseException | None = None) -> None:
@@ -345,6 +354,7 @@ class Agent:
         if os.getpid() != self._pid or self.reports.outbox is None:
             return
         with contextlib.suppress(Exception):
+            self.gate.leave()
             self.gate.open = False
             if self.faults is not None:
                 self.faults.at_exit()
@@ -353,7 +363,7 @@ class Agent:
             for line in self.observing.last_lines():
                 say_on_stderr(line)
             self.reports.release(wait=True)
-            if not self._said_loop:
+            if not self.knows_loop:
                 self._say_loop()
                 self._loop_known()
             # The interpreter keeps an uncaught exception; no hook of the script is replaced.

@@ -7,6 +7,7 @@ the hook that asked raises it, outside everything that catches.
 
 import os
 import signal
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -54,6 +55,8 @@ class Boundary:
         self._flush = flush
         self._max_steps = max_steps
         self._last_look = 0.0
+        # A command that was found before this was a place to answer it.
+        self._arrived: bytes | None = None
         self._outcomes: OrderedDict[str, Event] = OrderedDict()
         # Commands that wait for the next training forward, and who decides about them there: a
         # note when applied, None to be asked again, ValueError to refuse.
@@ -96,6 +99,33 @@ class Boundary:
             self._stop("max_steps")
         return self._end_script(repeat) if self.stop_reason is not None else None
 
+    # --- steps that are only noted ----------------------------------------------------------
+
+    def is_plain(self) -> bool:
+        """Whether there is nothing to do at the next boundary, as far as is known."""
+        return self.stop_reason is None and self._paused is None and not self._deferred
+
+    def steps_left(self) -> int:
+        """Finished steps until the one after which this ends the script."""
+        limit = self._max_steps
+        return sys.maxsize if limit is None else max(0, limit - self._loop.steps)
+
+    def next_look(self) -> float:
+        """When `is_asked` is worth a call."""
+        return self._last_look + LOOK_INTERVAL_S
+
+    def is_asked(self, now: float) -> bool:
+        """Whether `act` has something to do, found out without it; this is a boundary."""
+        self._last_look = now
+        if self._outbox is not None:
+            if self.orphan is not None:
+                self.orphan.look(now)
+            self._arrived = self._outbox.look()
+        asked = self._arrived is not None or not self.is_plain()
+        if asked:
+            self._last_look = now - LOOK_INTERVAL_S
+        return asked
+
     def carries_out(self, kind: type[commands.Command], handler: Callable[[Any], str]) -> None:
         """Have `handler` carry out commands of `kind`: it returns a note or raises ValueError."""
         self._handlers[kind] = handler
@@ -127,7 +157,9 @@ class Boundary:
 
     def _take_commands(self, wait_s: float = 0.0) -> None:
         assert self._outbox is not None
-        payload = self._outbox.look(wait_s)
+        payload, self._arrived = self._arrived, None
+        if payload is None:
+            payload = self._outbox.look(wait_s)
         while payload is not None:
             self._answer(payload)
             payload = self._outbox.look()
@@ -277,7 +309,7 @@ class Boundary:
         for id, command in self._deferred:
             self._say(_ended(id, command, self._loop.steps))
         self._deferred.clear()
-        payload = self._outbox.look()
+        payload = self._arrived or self._outbox.look()
         while payload is not None:
             self._refuse_or_grant(payload)
             payload = self._outbox.look()

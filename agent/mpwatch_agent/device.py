@@ -84,7 +84,7 @@ class Reader:
     """Reads one-element tensors for events, without waiting for a device."""
 
     def __init__(self) -> None:
-        self._ring: PinnedRing | None = None
+        self.ring: PinnedRing | None = None
 
     def read(self, tensor: Any) -> Reading:
         """The value of a real one-element tensor; None for whatever cannot be read safely.
@@ -117,14 +117,14 @@ class Reader:
     def _put(self, tensor: torch.Tensor) -> Reading:
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
-        if self._ring is None:
-            self._ring = PinnedRing()
+        if self.ring is None:
+            self.ring = PinnedRing()
         with torch.no_grad():
-            return self._ring.put(tensor)
+            return self.ring.put(tensor)
 
     def mark(self) -> Any:
         """None when every reading so far is there already, else an event to `query`."""
-        return None if self._ring is None else self._ring.mark()
+        return None if self.ring is None else self.ring.mark()
 
     def wait(self) -> None:
         """Wait until every reading so far is there: only where an overflow is looked into."""

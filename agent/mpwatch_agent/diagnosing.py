@@ -47,14 +47,14 @@ class Diagnoser:
         self._located: deque[OverflowLocated] = deque(maxlen=PRINTED_AT_MOST)
         self._overflows = 0
         self._rules = (SinkingScale(), BrokenForward(), ScheduleAhead())
-        self._calls: deque[str] = deque(maxlen=CALLS)
+        self.calls: deque[str] = deque(maxlen=CALLS)
         # Optimizers that were looked at, by identity; forgotten when another one is made.
         self._checked: set[int] = set()
         self._restored: set[int] = set()
         # (norm, scale) of a clip in this window that came before any unscale.
         self._clip: tuple[float | None, float | None] | None = None
         self._clips = 0
-        self._was_quiet = False
+        self.was_quiet = False
 
     def raise_(self, diagnosis: Diagnosis) -> None:
         """Say `diagnosis`, unless it was said in the same words."""
@@ -76,7 +76,7 @@ class Diagnoser:
         """Whether a step like the quiet one before it has nothing to tell the rules."""
         before, after = draft.scale_before, draft.scale_after
         return (
-            self._was_quiet
+            self.was_quiet
             and not draft.skipped_by_scaler
             and draft.located is None
             and (draft.found_inf is None or draft.found_inf == 0.0)
@@ -107,7 +107,7 @@ class Diagnoser:
             learning_rates=draft.learning_rates,
             module="" if located is None or located.where != "forward" else located.module or "",
         )
-        self._was_quiet = seen.applied and not seen.overflowed and not seen.bad_loss
+        self.was_quiet = seen.applied and not seen.overflowed and not seen.bad_loss
         for rule in self._rules:
             found = rule.step(seen)
             if found is not None:
@@ -115,7 +115,7 @@ class Diagnoser:
 
     def unscale_begins(self, scaler: Any, optimizer: Any) -> None:
         """`unscale_` of an enabled scaler, by the script or by the scaler's own step."""
-        self._calls.append("unscale_")
+        self.calls.append("unscale_")
         if self._clip is not None:
             self._clip_came_first()
         if id(optimizer) not in self._checked:
@@ -128,11 +128,11 @@ class Diagnoser:
         if state is not None and state["stage"] is not stages.READY:
             stepped = state["stage"] is stages.STEPPED
             track = self._loop.tracks.of(optimizer)
-            self.raise_(setup_checks.unscaled_twice(track, self._calls, stepped))
+            self.raise_(setup_checks.unscaled_twice(track, self.calls, stepped))
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` of an enabled scaler."""
-        self._calls.append("scaler.step")
+        self.calls.append("scaler.step")
         if self._clip is not None:
             self._clip_came_first()
         if id(optimizer) not in self._checked:
@@ -145,7 +145,7 @@ class Diagnoser:
 
     def scaler_updated(self) -> None:
         """`GradScaler.update` returned."""
-        self._calls.append("update")
+        self.calls.append("update")
 
     def scaler_loaded(self, scaler: Any) -> None:
         """`GradScaler.load_state_dict` returned."""

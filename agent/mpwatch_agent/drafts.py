@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mpwatch.events import PhaseMemory, StepFinished
-from mpwatch_agent.device import Reading, settle
+from mpwatch_agent.device import Reader, Reading, settle
 from mpwatch_agent.tracks import MicroBatch
 
 # More losses than this are not sent one by one; the mean is over all of them.
@@ -50,6 +50,11 @@ class StepDraft:
         self.located: Any = None
         self.mark: Any = None
         self.time = 0.0
+        # Of a step that was only noted: its phases (`PhaseClock.follow`), its end, and how far
+        # the learning rate's schedule was then.
+        self.marks: list[Any] = []
+        self.ended = 0.0
+        self.schedule_steps: int | None = None
 
     def unusual(self) -> bool:
         """Whether somebody wants to hear of it at once, as far as is known without waiting."""
@@ -137,8 +142,11 @@ def _total(counts: Any) -> int | None:
 
 def learning_rates(optimizer: Any) -> tuple[float, ...]:
     """The groups' learning rates, one number where they all agree."""
+    groups = optimizer.param_groups
+    if len(groups) == 1 and type(groups[0].get("lr")) is float:
+        return (groups[0]["lr"],)
     rates = []
-    for group in optimizer.param_groups:
+    for group in groups:
         rate = group.get("lr")
         if isinstance(rate, torch.Tensor):
             # A capturable optimizer's: on a device it would have to be waited for.
@@ -146,3 +154,9 @@ def learning_rates(optimizer: Any) -> tuple[float, ...]:
         if rate is not None:
             rates.append(float(rate))
     return (rates[0],) if rates and all(r == rates[0] for r in rates) else tuple(rates)
+
+
+def found_inf_of(scaler: Any, optimizer: Any, reader: Reader) -> Reading:
+    """What an unscale has found in the gradients of `optimizer`, summed over devices."""
+    found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+    return reader.read(sum(found[1:], found[0])) if found else None

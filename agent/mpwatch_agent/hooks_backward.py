@@ -4,6 +4,7 @@ Thin and all the same: a flag test, our guarded part, the original outside every
 our guarded part again. `hooks` puts them on.
 """
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
 
 _clock = time.perf_counter
+_ident = threading.get_ident
 # -1 outside every backward; a nested one (reentrant checkpointing) is no backward of the script's.
 _graph_task = torch._C._current_graph_task_id
 
@@ -27,12 +29,30 @@ def backward(agent: "Agent") -> Wrap:
     begins = agent.guard("backward", agent.backward_begins if disturbed else loop.backward_begins)
     ends = agent.guard("end of backward", agent.backward_ends if disturbed else loop.backward_ends)
 
+    steady = agent.steady
     steer = agent.guard_steering("steering at backward", agent.steering.backward_begins)
     steered = agent.guard_steering("steering after backward", agent.steering.backward_ended)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if (
+                gate.steady
+                and gate.thread == _ident()
+                and _graph_task() == -1
+                and steady.backward_begins(args[0] if args else kwargs.get("tensors"))
+            ):
+                completed = False
+                try:
+                    result = original(*args, **kwargs)
+                    completed = True
+                    return result
+                finally:
+                    if not steady.backward_ended(completed):
+                        try:
+                            ends(completed)
+                        finally:
+                            loop.windows.in_backward = False
             if gate.passes() or _graph_task() != -1:
                 return original(*args, **kwargs)
             if gate.thread is None:
@@ -68,10 +88,16 @@ def loader_next(agent: "Agent") -> Wrap:
     gate = agent.gate
     begins = agent.guard("DataLoader", agent.loader_begins)
     ends = agent.guard("end of DataLoader", agent.loop.loader_ends)
+    steady = agent.steady
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def __next__(self: Any) -> Any:
+            if gate.steady and gate.thread == _ident() and steady.loader_begins():
+                try:
+                    return original(self)
+                finally:
+                    steady.loader_ends()
             if gate.passes():
                 return original(self)
             stop = begins()

@@ -5,12 +5,15 @@ Compilers and tracers, modes that see every operation, pickled modules, closed d
 """
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from mpwatch_agent.wrapping import Wrap, wrapper
 
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
+
+_ident = threading.get_ident
 
 
 def compile(agent: "Agent") -> Wrap:
@@ -56,6 +59,9 @@ def mode(agent: "Agent") -> Wrap:
         @wrapper(original)
         def __enter__(self: Any) -> Any:
             gate.modes = True
+            if gate.steady and gate.thread == _ident():
+                # It would see our readings.
+                gate.leave()
             return original(self)
 
         return __enter__

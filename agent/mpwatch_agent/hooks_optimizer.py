@@ -5,12 +5,15 @@ our guarded part again. `hooks` puts them on.
 """
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from mpwatch_agent.wrapping import Wrap, wrapper
 
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
+
+_ident = threading.get_ident
 
 
 def optimizer_made(agent: "Agent") -> Wrap:
@@ -54,6 +57,7 @@ def profile_hook_step(agent: "Agent") -> Wrap:
     steer = agent.guard_steering("steering into a step", agent.steering.step_begins)
     steered = agent.guard_steering("steering after a step", agent.steering.step_ended)
     skipping = agent.steering.skipping
+    steady = agent.steady
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -62,6 +66,18 @@ def profile_hook_step(agent: "Agent") -> Wrap:
 
             @wrapper(hooked)
             def step(*args: Any, **kwargs: Any) -> Any:
+                if gate.steady and gate.thread == _ident() and steady.step_begins(args, kwargs):
+                    completed = False
+                    try:
+                        result = hooked(*args, **kwargs)
+                        completed = True
+                        return result
+                    finally:
+                        if not (completed and steady.step_ended()):
+                            try:
+                                ends(args[0], completed)
+                            finally:
+                                loop.step_left(0)
                 if gate.passes():
                     return hooked(*args, **kwargs)
                 if gate.steers and swallows(args[0], args[1:], kwargs):
@@ -110,6 +126,9 @@ def zero_grad(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if gate.steady and not loop.windows.unstepped and gate.thread == _ident():
+                # There is nothing that could be thrown away.
+                return original(self, *args, **kwargs)
             if gate.passes():
                 return original(self, *args, **kwargs)
             if not (loop.windows.roots_seen or loop.loader_seen):
@@ -142,6 +161,9 @@ def module_zero_grad(agent: "Agent") -> Wrap:
     def make(original: Any) -> Any:
         @wrapper(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if gate.steady and not loop.windows.unstepped and gate.thread == _ident():
+                # There is nothing that could be thrown away.
+                return original(self, *args, **kwargs)
             if gate.passes():
                 return original(self, *args, **kwargs)
             if not (loop.windows.roots_seen or loop.loader_seen):

@@ -4,6 +4,7 @@ Thin and all the same: a flag test, our guarded part, the original outside every
 our guarded part again. `hooks` puts them on.
 """
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from mpwatch_agent.wrapping import Wrap, wrapper
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
 
+_ident = threading.get_ident
 # Scaled losses that no backward has used: kept no longer than this, they hold graphs.
 MAX_UNSCALED = 16
 
@@ -28,7 +30,7 @@ def scale(agent: "Agent") -> Wrap:
             if gate.steers and self._enabled and not gate.passes():
                 steer(self)
             result = original(self, outputs)
-            if self._enabled and gate.open and not gate.elsewhere():
+            if self._enabled and gate.open and (gate.thread is None or gate.thread == _ident()):
                 loop.scaler = self
                 loop.scaled = loop.still_scaled = True
                 if len(losses.unscaled) > MAX_UNSCALED:
@@ -50,11 +52,15 @@ def unscale(agent: "Agent") -> Wrap:
     begins = agent.guard("GradScaler.unscale_", agent.updates.unscale_begins)
     ends = agent.guard("end of GradScaler.unscale_", agent.observing.unscale_ends)
     swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
+    steady = agent.steady
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def unscale_(self: Any, optimizer: Any) -> Any:
-            if not gate.passes():
+            noted = False
+            if gate.steady and gate.thread == _ident():
+                noted = not self._enabled or steady.unscale(self, optimizer)
+            if not noted and not gate.passes():
                 if gate.steers and swallows(self, optimizer):
                     return None
                 begins(self, optimizer)
@@ -64,7 +70,7 @@ def unscale(agent: "Agent") -> Wrap:
                 completed = True
                 return result
             finally:
-                if self._enabled and not gate.passes():
+                if self._enabled and not (noted and completed) and not gate.passes():
                     ends(self, optimizer, completed)
 
         return unscale_
@@ -81,15 +87,43 @@ def scaler_step(agent: "Agent") -> Wrap:
     swallows = agent.guard_steering(
         "steering at GradScaler.step", agent.steering.swallows_scaler_step
     )
+    steady = agent.steady
+
+    def end(scaler: Any, optimizer: Any, completed: bool) -> None:
+        try:
+            ends(scaler, optimizer, completed)
+            if not completed:
+                failed(scaler, optimizer)
+        finally:
+            loop.in_scaler_step = None
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                gate.steady
+                and self._enabled
+                and gate.thread == _ident()
+                and steady.scaler_step_begins(self, optimizer)
+            ):
+                completed = False
+                try:
+                    result = original(self, optimizer, *args, **kwargs)
+                    completed = True
+                    return result
+                finally:
+                    if completed and gate.steady and steady.pending is not None:
+                        loop.in_scaler_step = None
+                    else:
+                        # Raised, or the optimizer's step has not run: a skip.
+                        end(self, optimizer, completed)
             if gate.passes():
                 return original(self, optimizer, *args, **kwargs)
             if gate.steers and swallows(self, optimizer):
                 return None
-            if loop.updating is optimizer and self._enabled:
+            if not self._enabled:
+                return original(self, optimizer, *args, **kwargs)
+            if loop.updating is optimizer:
                 loop.scaler, loop.scaled = self, True
                 loop.in_scaler_step = loop.tracks.live[0]
             else:
@@ -100,12 +134,7 @@ def scaler_step(agent: "Agent") -> Wrap:
                 completed = True
                 return result
             finally:
-                try:
-                    ends(self, optimizer, completed)
-                    if not completed:
-                        failed(self, optimizer)
-                finally:
-                    loop.in_scaler_step = None
+                end(self, optimizer, completed)
 
         return step
 
@@ -118,11 +147,19 @@ def update(agent: "Agent") -> Wrap:
     swallows = agent.guard_steering("steering at update", agent.steering.swallows_update)
     steer = agent.guard_steering("steering into update", agent.steering.update_begins)
     steered = agent.guard_steering("steering after update", agent.steering.update_ended)
+    steady = agent.steady
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
             new_scale = args[0] if args else kwargs.get("new_scale")
+            if gate.steady and gate.thread == _ident():
+                result = original(self, *args, **kwargs)
+                if not self._enabled or (new_scale is None and steady.updated(self)):
+                    return result
+                if not gate.passes():
+                    updated(self)
+                return result
             if gate.steers and not gate.passes():
                 # A scale that the script gives is its own wish, whatever window this is in.
                 answer = swallows(self) if new_scale is None else False
@@ -174,6 +211,7 @@ def clip_norm(agent: "Agent") -> Wrap:
     begins = agent.guard("clip_grad_norm_", agent.updates.clip_begins)
     steer = agent.guard_steering("steering at clip", agent.steering.swallows_clip)
     ends = agent.guard("end of clip_grad_norm_", agent.updates.clip_ends)
+    steady = agent.steady
 
     def make(original: Any) -> Any:
         # `clip_grad_norm_(parameters, max_norm, norm_type)`, `_get_total_norm(tensors, norm_type)`.
@@ -181,6 +219,16 @@ def clip_norm(agent: "Agent") -> Wrap:
 
         @wrapper(original)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            if (
+                gate.steady
+                and gate.thread == _ident()
+                and (steady.updating or steady.clip_begins())
+            ):
+                norm = original(*args, **kwargs)
+                kind = args[position] if len(args) > position else kwargs.get("norm_type", 2.0)
+                if not steady.clip_ended(norm, kind):
+                    ends(norm, kind)
+                return norm
             if gate.passes():
                 return original(*args, **kwargs)
             clip = None

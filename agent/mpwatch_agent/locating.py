@@ -146,6 +146,26 @@ class Locator:
             if track.whole and optimizer is not None:
                 self.locate(track, optimizer, track.window)
 
+    def is_plain(self) -> bool:
+        """Whether a loss, a norm and a step that are as they should be are all it waits for."""
+        return (
+            self.keeper is None
+            and not (self.late.busy or self.witness.holds or self.order.learning)
+            and not (self._pending or self._forward or self._last_hit)
+        )
+
+    def goes_on(self, track: OptimizerTrack, unscaled: bool) -> None:
+        """An update has begun without a word to us, nothing in it was unusual so far."""
+        self._clipped = self._looked = False
+        if unscaled:
+            self._unscaled.add(track.serial)
+        else:
+            self._unscaled.discard(track.serial)
+
+    def step_noted(self, draft: StepDraft) -> None:
+        """A step of the leader with finite losses was taken."""
+        self._history.remember(draft, overflowed=False)
+
     def step_concluded(self, track: OptimizerTrack, draft: StepDraft) -> None:
         """The window of `track` has ended at a step: what was found belongs to it."""
         if self._pending:

@@ -13,7 +13,7 @@ import torch
 
 from mpwatch.events import Event, WindowDiscarded
 from mpwatch_agent.device import Reader, Reading
-from mpwatch_agent.drafts import StepDraft, learning_rates
+from mpwatch_agent.drafts import StepDraft, found_inf_of, learning_rates
 from mpwatch_agent.losses import Losses
 from mpwatch_agent.phases import PhaseClock
 from mpwatch_agent.sampling import Sampling
@@ -53,12 +53,12 @@ class Loop:
         self._finished = finished
         self._say = say
         self._batch: Any = None
-        self._drew = False
+        self.drew = False
         self.loader_seen = False
         # A backward has been seen: which thread the loop is in is known.
         self.begun = False
         # Drafts that wait for the scaler's update, by their optimizer's serial number.
-        self._pending: dict[int, StepDraft] = {}
+        self.pending: dict[int, StepDraft] = {}
         # A scaler took part since its last update.
         self.scaled = False
         # The gradients in the window carry the loss scale: no unscale yet.
@@ -108,9 +108,16 @@ class Loop:
             return False
         if windows.in_backward and not in_backward:
             return False
-        if self._pending and self._updates_come:
+        if self.pending and self._updates_come:
             return False
         return not windows.stepping and self._round_is_over()
+
+    def takes_back(self, track: OptimizerTrack, draft: StepDraft) -> None:
+        """A step that is over waits for its scaler again."""
+        if self.in_scaler_step is track:
+            self._stepped_in_scaler = draft
+        else:
+            self.pending[track.serial] = draft
 
     def at_rest(self) -> bool:
         """Whether no gradient can be there that a clearing would discard (one optimizer)."""
@@ -135,7 +142,7 @@ class Loop:
     def loader_ends(self, batch: Any) -> None:
         """`__next__` returned, or raised (batch None)."""
         self.phases.enter("other", _clock())
-        self._drew = self.loader_seen = True
+        self.drew = self.loader_seen = True
         if not self.windows.roots_seen:
             self._batch = batch
 
@@ -150,7 +157,7 @@ class Loop:
             return
         if phases.pending_data:
             phases.settle_data("data")
-        phases.enter("forward", now, None if self._drew else "data")
+        phases.enter("forward", now, None if self.drew else "data")
         windows = self.windows
         windows.roots_seen = True
         micro = windows.micro
@@ -192,7 +199,7 @@ class Loop:
         if ended_at is not None:
             self.windows.backward_ends(self.ended_well)
             self.phases.enter("other", ended_at)
-            self._drew = False
+            self.drew = False
         forward, self.forward = self.forward, None
         if forward is not None:
             self.forward_begins(*forward)
@@ -201,7 +208,7 @@ class Loop:
         """The outermost backward returned, or raised; where that cannot wait for the next hook."""
         self.windows.backward_ends(completed)
         self.phases.enter("optimizer" if self.windows.stepping else "other", _clock())
-        self._drew = False
+        self.drew = False
 
     def optimizer_cleared(self, optimizer: Any) -> None:
         """`zero_grad` of an optimizer returned."""
@@ -265,33 +272,30 @@ class Loop:
                 draft.skipped_by_scaler = True
             else:
                 # A class hooked before we came: what its step did shows in what the scaler found.
-                draft.found_inf = self._found_inf(scaler, optimizer)
+                draft.found_inf = found_inf_of(scaler, optimizer, self.reader)
         draft.checked = True
         self._wait_for_update(track, draft)
-
-    def _found_inf(self, scaler: Any, optimizer: Any) -> Reading:
-        found = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-        return self.reader.read(sum(found[1:], found[0])) if found else None
 
     def scaler_updated(self) -> None:
         """`GradScaler.update` returned: the steps before it are over."""
         self.scaled = self.still_scaled = False
+        self._updates_come = True
         self._finish_pending(self.scale_reading())
 
     def _finish_pending(self, scale_after: Reading) -> None:
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         for draft in pending.values():
             draft.scale_after = scale_after
             self._finish(draft)
 
     def _wait_for_update(self, track: OptimizerTrack, draft: StepDraft) -> None:
-        earlier = self._pending.pop(track.serial, None)
+        earlier = self.pending.pop(track.serial, None)
         if earlier is not None:
             # Two steps and no update between: this script never calls it.
             self._updates_come = False
             self._finish(earlier)
         if self._updates_come:
-            self._pending[track.serial] = draft
+            self.pending[track.serial] = draft
         else:
             self._finish(draft)
 

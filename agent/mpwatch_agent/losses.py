@@ -70,7 +70,7 @@ class Losses:
         self._reader = reader
         self.unscaled: dict[int, tuple[Any, Any]] = {}
         self.half = False
-        self._factor: float | None = None
+        self.factor: float | None = None
 
     def scaled(self, outputs: Any, results: Any) -> None:
         """`GradScaler.scale` of an enabled scaler returned for several losses at once."""
@@ -102,11 +102,11 @@ class Losses:
 
     def window_is_worth(self, factor: float) -> None:
         """The open window's loss is `factor` times the sum of what was passed to backward."""
-        self._factor = factor
+        self.factor = factor
 
     def take_factor(self) -> float | None:
         """What `window_is_worth` said of the window that ends now."""
-        factor, self._factor = self._factor, None
+        factor, self.factor = self.factor, None
         return factor
 
     def forget(self) -> None:

@@ -63,6 +63,12 @@ class MicroFlags:
 
     # --- while a window runs ----------------------------------------------------------------
 
+    def window_is_watched(self, step: int) -> bool:
+        """Whether micro-batches of the window that begins now, of `step`, are looked at."""
+        return self.mode != "off" and (
+            self._windows % self.stride == 0 or step <= self.armed_until or self.mode == "full"
+        )
+
     def backward_ended(
         self, tracks: Sequence[OptimizerTrack], micro: MicroBatch, step: int
     ) -> None:

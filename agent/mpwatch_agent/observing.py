@@ -160,6 +160,20 @@ class Observing:
         located: Event | None = self._locate_over(draft)
         return located
 
+    def is_plain(self) -> bool:
+        """Whether the step that has just ended was quiet, and nothing is under way."""
+        return (
+            self._quiet
+            and self._replaying is None
+            and not (self._headroom_due or self.headroom.looking)
+            and self.locator.is_plain()
+        )
+
+    def step_noted(self, draft: StepDraft) -> None:
+        """A step like the quiet one before it is over, some time ago."""
+        self.locator.step_noted(draft)
+        self._window_over(draft)
+
     def after_report(self, draft: StepDraft, located: Event | None) -> None:
         """The step is reported."""
         if located is not None:

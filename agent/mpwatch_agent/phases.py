@@ -5,7 +5,19 @@ phases ("gaps") gets its name when the next phase begins, since only then it is 
 was. No torch here; the caller brings the time.
 """
 
+from typing import Any
+
 from mpwatch_agent.memory import MemoryEdges
+
+# What is noted of a loop (`PhaseClock.follow`), and the phase that begins there.
+PHASES = {
+    "data": "data",
+    "drawn": "other",
+    "forward": "forward",
+    "backward": "backward",
+    "ended": "other",
+    "optimizer": "optimizer",
+}
 
 
 class PhaseClock:
@@ -49,6 +61,25 @@ class PhaseClock:
         """The forward that just ran had no backward: its time is not this step's forward."""
         moved = self._seconds.pop("forward", 0.0)
         self._seconds["other"] = self._seconds.get("other", 0.0) + moved
+
+    def follow(self, marks: list[Any], drew: bool) -> bool:
+        """Enter one phase after the other, as noted: a word of `PHASES`, its moment, and so on.
+
+        `drew` and what is returned: whether a batch was drawn since the last backward.
+        """
+        moments = iter(marks)
+        for mark, now in zip(moments, moments, strict=True):
+            if mark == "forward":
+                if self.pending_data:
+                    self.settle_data("data")
+                self.enter("forward", now, None if drew else "data")
+                continue
+            self.enter(PHASES[mark], now)
+            if mark == "drawn":
+                drew = True
+            elif mark == "ended":
+                drew = False
+        return drew
 
     def take(self, now: float) -> tuple[float, dict[str, float]]:
         """End the step: its duration in seconds, and the seconds of each phase."""

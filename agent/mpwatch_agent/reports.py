@@ -57,6 +57,11 @@ class Reports:
         if draft.unusual() or outbox is None or outbox.due(time.perf_counter()):
             self.flush(steps)
 
+    def keep(self, draft: StepDraft) -> None:
+        """A step is over; whoever has noted it sends it as well (`flush`)."""
+        if self.outbox is not None or not self._gate.bound:
+            self._drafts.append(draft)
+
     def release(self, wait: bool = False) -> None:
         """Turn drafts whose readings have arrived into events, in their order."""
         while self._drafts and (wait or self._drafts[0].ready()):

@@ -6,6 +6,7 @@ compiles, traces or scripts something; a compiled wrapper is hooked outside its 
 """
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from mpwatch_agent.shield import Gate
 from mpwatch_agent.windows import sizes_of
 
 _clock = time.perf_counter
+_ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
 
 # Steps of the leading optimizer during which every module's forward is looked at.
@@ -32,14 +34,19 @@ class RootHook:
 
     mpwatch_owns = True
 
-    def __init__(self, module: nn.Module, begins: Begins, gate: Gate, loop: Loop) -> None:
+    def __init__(self, module: nn.Module, roots: "Roots") -> None:
         self._module = weakref.ref(module)
-        self._begins = begins
-        self._gate = gate
-        self._loop = loop
+        self._begins = roots.begins
+        self._gate = roots.gate
+        self._loop = roots.loop
+        self._noted = roots.noted
 
     def __call__(self, module: nn.Module, arguments: Any, named: Any = None) -> None:
         gate, loop = self._gate, self._loop
+        if gate.steady and gate.thread == _ident():
+            noted = self._noted
+            if noted is not None and noted(self._module, module, arguments, named):
+                return
         # First, so that a trace through this module sees a constant and nothing of ours.
         # A deep copy (EMA, target network) carries this hook and is not the root.
         if (gate.compiles and _is_compiling()) or self._module() is not module or not gate.open:
@@ -83,9 +90,11 @@ class Roots:
         gate: Gate,
         loop: Loop,
     ) -> None:
-        self._gate = gate
-        self._loop = loop
-        self._begins = begins
+        self.gate = gate
+        self.loop = loop
+        self.begins = begins
+        # Told of a root's forward while steps are only noted, and says whether it was noted.
+        self.noted: Callable[[Any, nn.Module, Any, Any], bool] | None = None
         self._look = guard("root search", self._consider)
         self._owned: set[int] = set()
         self._covered: set[int] = set()
@@ -126,7 +135,7 @@ class Roots:
         if owned <= self._covered:
             # Another optimizer on the same parameters, as some loops make one per epoch.
             return
-        if self._gate.compiles:
+        if self.gate.compiles:
             self._hook_compiled()
         elif self._search is None:
             hook = nn.modules.module.register_module_forward_pre_hook
@@ -167,10 +176,10 @@ class Roots:
             # Its forwards are not seen: micro-batches are told apart by their backwards.
             return None
         # The hook just put on misses this very call.
-        if self._loop.sees_forward is not None:
-            self._loop.sees_forward(self._roots[-1], arguments, None)
+        if self.loop.sees_forward is not None:
+            self.loop.sees_forward(self._roots[-1], arguments, None)
         training = torch.is_grad_enabled() and module.training
-        stop = self._begins(_clock(), training, arguments)
+        stop = self.begins(_clock(), training, arguments)
         if stop is None and self.found is not None and not _compiled_in_place(module):
             self.found(module, True)
         return stop
@@ -189,7 +198,7 @@ class Roots:
             if self.lost is not None:
                 self.lost("the model is an encoder layer by itself, which a hook would change")
             return False
-        before = RootHook(module, self._begins, self._gate, self._loop)
+        before = RootHook(module, self)
         handle = module.register_forward_pre_hook(before, with_kwargs=True)
         self._handles.append((plain, handle))
         return True
@@ -198,8 +207,8 @@ class Roots:
 
     def script_compiles(self, result: Any) -> None:
         """`torch.compile` was called: nothing of ours may stand where Dynamo could trace it."""
-        if not self._gate.compiles:
-            self._gate.compiles = True
+        if not self.gate.compiles:
+            self.gate.compiles = True
             self.release("the script uses torch.compile")
         if isinstance(result, nn.Module):
             self._compiled.append(weakref.ref(result))
@@ -221,7 +230,7 @@ class Roots:
         """Take every hook off plain modules, for good."""
         self.stop_search()
         # Without their hooks micro-batches are told apart by backwards alone.
-        self._loop.windows.roots_seen = False
+        self.loop.windows.roots_seen = False
         had = [handle for plain, handle in self._handles if plain]
         for handle in had:
             handle.remove()

@@ -46,8 +46,8 @@ class Sampling:
         self.activations_every = ACTIVATIONS_EVERY
         self._gate = gate
         self._norms: dict[int, tuple[Reading, bool]] = {}
-        self._clips: list[tuple[Reading, bool]] = []
-        self._clip_is_whole: bool | None = None
+        self.clips: list[tuple[Reading, bool]] = []
+        self.clip_is_whole: bool | None = None
         self._edges: MemoryEdges | None = None
         # Told what `Locator` has methods of the same names for; guarded by the agent.
         self.whole: Callable[[OptimizerTrack, Any, Reading], None] | None = None
@@ -111,23 +111,23 @@ class Sampling:
     def clip_ends(self, loop: "Loop", norm: Any, norm_type: Any) -> None:
         """A clip returned the norm it found, at no cost to us."""
         # One is enough to report, two to know that neither is the whole norm.
-        if norm_type == 2 and len(self._clips) < 2:
-            self._clips.append((loop.reader.keep(norm), loop.still_scaled))
+        if norm_type == 2 and len(self.clips) < 2:
+            self.clips.append((loop.reader.keep(norm), loop.still_scaled))
             if self.clipped is not None:
-                self.clipped(self._clips[-1][0])
+                self.clipped(self.clips[-1][0])
 
     def after_update(self, loop: "Loop", track: OptimizerTrack, draft: StepDraft) -> None:
         """The window is over: give its draft the best norm there is."""
         own = self._norms.pop(track.serial, None) if self._norms else None
-        clips = self._clips
+        clips = self.clips
         clip = clips[0] if len(clips) == 1 else None
         if clips:
-            self._clips = []
+            self.clips = []
         if own is not None and clip is not None and len(loop.tracks.live) == 1:
             self._compare(own, clip, loop.scale_reading())
         if self.concluded is not None:
             self.concluded(track, draft)
-        best = own if own is not None else (clip if self._clip_is_whole else None)
+        best = own if own is not None else (clip if self.clip_is_whole else None)
         if best is not None:
             draft.grad_norm, draft.norm_is_scaled = best
 
@@ -138,7 +138,7 @@ class Sampling:
         mine, theirs = (_unscaled(*norm, scale) for norm in (own, clip))
         if mine is None or theirs is None or not math.isfinite(mine):
             return
-        self._clip_is_whole = abs(mine - theirs) <= CLIP_AGREES * mine
+        self.clip_is_whole = abs(mine - theirs) <= CLIP_AGREES * mine
 
     # --- memory -----------------------------------------------------------------------------
 

@@ -32,7 +32,10 @@ class Gate:
     the part of it for what is only done on sampled steps.
     """
 
-    __slots__ = ("bound", "compiles", "modes", "open", "own_s", "sampled_s", "steers", "thread")
+    __slots__ = (
+        "bound", "compiles", "leave", "modes", "open", "own_s", "sampled_s", "steady", "steers",
+        "thread",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.open = False
@@ -44,6 +47,9 @@ class Gate:
         self.modes = False
         # Something changes the loop because it was asked to (`steering`).
         self.steers = False
+        # Steps are like each other and only noted (`steady`); whoever does more leaves that first.
+        self.steady = False
+        self.leave: Callable[[], bool] = bool
         # The thread of the watched loop, once a backward has shown it.
         self.thread: int | None = None
         self.own_s = 0.0
@@ -79,13 +85,15 @@ class Shield:
             callback = _set_eval_frame(None) if gate.compiles else None
             start = _clock()
             try:
+                if gate.steady:
+                    gate.leave()
                 if gate.modes and (_dispatch_modes() or _function_modes()):
                     # A mode of the script's sees its own operations, none of ours.
                     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                         return function(*args)
                 return function(*args)
             except BaseException as error:
-                if _belongs_to_script(error):
+                if belongs_to_script(error):
                     raise
                 alive = False
                 # Text only: a kept exception would keep the frames and tensors it came through.
@@ -107,7 +115,7 @@ class Shield:
             try:
                 return function(*args)
             except BaseException as error:
-                if not _belongs_to_script(error):
+                if not belongs_to_script(error):
                     abandon(f"{name} failed: {type(error).__name__}: {error}")
                 raise
 
@@ -127,7 +135,7 @@ class Shield:
             try:
                 return function(*args)
             except BaseException as error:
-                if _belongs_to_script(error):
+                if belongs_to_script(error):
                     raise
                 alive = False
                 self._report(name, f"{type(error).__name__}: {error}")
@@ -153,7 +161,7 @@ def under_compiled() -> bool:
     return False
 
 
-def _belongs_to_script(error: BaseException) -> bool:
+def belongs_to_script(error: BaseException) -> bool:
     """Ctrl+C, an exit, or whatever a signal handler of the script raised while we were running."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return True

@@ -146,6 +146,10 @@ class OptimizerTrack:
         self.script_windows += 1
         self.whole = False
 
+    def is_even(self, size: int) -> bool:
+        """Whether the window before last, the last one of `size` and the usual one are alike."""
+        return size == self.usual_window == self._last_window
+
     def discard_window(self) -> int:
         """The gradients were cleared without a step: how many micro-batches that nobody used."""
         lost = sum(not micro.consumed for micro in self.window[self.banked :])

@@ -63,7 +63,11 @@ class WindowWatch:
         if draft.multiplier > 1 or (len(draft.window) < 2 and not discarded):
             # Ours, or the common loop that accumulates nothing.
             return
-        steps, length = self._schedule()
+        schedule = self.schedule()
+        length = None if schedule is None else length_of(schedule)
+        steps = draft.schedule_steps
+        if steps is None and schedule is not None:
+            steps = int(schedule.last_epoch)
         targets = [settle(micro.targets) for micro in draft.window]
         seen = WindowSeen(
             step=draft.step,
@@ -84,13 +88,10 @@ class WindowWatch:
                 self._told_from[found.name] = 2 * draft.step
                 self._raise(found)
 
-    def _schedule(self) -> tuple[int | None, int | None]:
-        """Steps so far and length of the scheduler that has stepped most for the leader."""
+    def schedule(self) -> Any:
+        """The scheduler that has stepped most for the leader, or None."""
         leader = self._loop.tracks.leader
         optimizer = None if leader is None else leader.ref()
         mine = [s for s in self._schedulers if getattr(s, "optimizer", None) is optimizer]
-        stepped = [(int(s.last_epoch), s) for s in mine if hasattr(s, "last_epoch")]
-        if not stepped:
-            return None, None
-        steps, furthest = max(stepped, key=lambda pair: pair[0])
-        return steps, length_of(furthest)
+        stepped = [s for s in mine if hasattr(s, "last_epoch")]
+        return max(stepped, key=lambda s: int(s.last_epoch), default=None)

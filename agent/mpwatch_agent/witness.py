@@ -56,7 +56,7 @@ class Witness:
         self._gate = gate
         self._runs = 0
         self._last_run = 0
-        self._scenes: dict[int, Scene] = {}
+        self.scenes: dict[int, Scene] = {}
         # Whether the newest forward began under autocast.
         self.autocast = False
         # Of the device that the loop runs on; whether its inputs are held there.
@@ -68,7 +68,7 @@ class Witness:
     def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
         """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
         first = arguments[0] if arguments else None
-        self._scenes[id(root)] = Scene(
+        self.scenes[id(root)] = Scene(
             root,
             arguments,
             named,
@@ -80,9 +80,9 @@ class Witness:
 
     def backward_begins(self) -> list[Scene]:
         """The backward begins: the forwards are over, and nothing of them is held any more."""
-        if not self._scenes:
+        if not self.scenes:
             return []
-        scenes, self._scenes = list(self._scenes.values()), {}
+        scenes, self.scenes = list(self.scenes.values()), {}
         self.autocast = scenes[-1].autocast is not None
         return scenes
 

@@ -1,0 +1,206 @@
+"""What is noted of a steady loop, the way in and out, and what is made of the notes.
+
+Windows and counts are kept as the ordinary moments keep them; phases, drafts and events are made
+five times a second. `Steady` has the moments.
+"""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mpwatch_agent import steady_terms
+from mpwatch_agent.boundary import LOOK_INTERVAL_S
+from mpwatch_agent.device import Reading
+from mpwatch_agent.drafts import StepDraft
+from mpwatch_agent.memory import MemoryEdges
+from mpwatch_agent.outbox import BATCH_INTERVAL_S
+from mpwatch_agent.phases import PHASES
+from mpwatch_agent.shield import belongs_to_script
+from mpwatch_agent.tracks import OptimizerTrack
+
+if TYPE_CHECKING:
+    from mpwatch_agent.agent import Agent
+
+# Stays that ended this early are no use: then so many steps are ordinary, twice as many each time.
+SHORT_STAY, WAIT_AT_MOST = 2, 256
+_clock = time.perf_counter
+_wall = time.time
+
+
+class Notes:
+    """The notes of one process; only the loop's thread comes here."""
+
+    def __init__(self, agent: "Agent", failed: Callable[[str, str], None]) -> None:
+        self._agent = agent
+        self._gate = agent.gate
+        self._loop = agent.loop
+        self._windows = agent.loop.windows
+        self._losses = agent.loop.losses
+        self._reader = agent.loop.reader
+        self._sampling = agent.sampling
+        self._boundary = agent.boundary
+        self._witness = agent.observing.locator.witness
+        self._flags = agent.observing.locator.flags
+        self._calls = agent.observing.diagnoser.calls
+        self._failed_with = failed
+        self._broken = False
+        # Who is watched, while the gate says steady.
+        self._track: OptimizerTrack | None = None
+        self._usual = 0
+        self._scaler: Any = None
+        self._scale: Reading = None
+        self._scale_tensor: Any = None
+        self._scale_version = 0
+        self._fused = self._flagging = False
+        self._schedule: weakref.ref[Any] | None = None
+        # Until when, and for how many more steps.
+        self._look_at = self._due_at = 0.0
+        self._left = self._noted = 0
+        # All steps that were only noted, ever.
+        self.total = 0
+        self._wait = self._last_wait = 0
+        # Of the step that is open, and of those that wait.
+        self.updating = False
+        self._unscaled = False
+        self._marks: list[Any] = []
+        self._clips: list[tuple[Reading, bool]] = []
+        self._edges: MemoryEdges | None = None
+        self.pending: StepDraft | None = None
+        self._drafts: list[StepDraft] = []
+
+    # --- in and out -------------------------------------------------------------------------
+
+    def step_over(self, draft: StepDraft) -> None:
+        """An ordinary step is over: if the next ones will be like it, they are noted."""
+        if self._wait:
+            self._wait -= 1
+        elif not self._broken:
+            left = steady_terms.steps_alike(self._agent, draft)
+            if left > 0:
+                self._begin(draft, left)
+
+    def _begin(self, draft: StepDraft, left: int) -> None:
+        loop, now = self._loop, _clock()
+        track = self._track = loop.tracks.leader
+        assert track is not None
+        self._usual, self._left, self._noted = track.usual_window, left, 0
+        self._scaler = loop.scaler if draft.checked else None
+        self._scale = draft.scale_after
+        self._scale_tensor = None if self._scaler is None else self._scaler._scale
+        if self._scale_tensor is not None:
+            self._scale_version = self._scale_tensor._version
+        self._fused = bool(getattr(track.ref(), "_step_supports_amp_scaling", False))
+        self._flagging = self._usual > 1 and self._flags.window_is_watched(track.steps + 1)
+        schedule = self._agent.observing.windows.schedule() if self._usual > 1 else None
+        self._schedule = None if schedule is None else weakref.ref(schedule)
+        self._edges, loop.phases.edges = loop.phases.edges, None
+        self._look_at = self._boundary.next_look()
+        self._due_at = now + BATCH_INTERVAL_S
+        self._gate.steady = True
+
+    def leave(self) -> bool:
+        """Back to the ordinary moments, with everything as they would have it; returns False."""
+        gate, loop, track = self._gate, self._loop, self._track
+        if not gate.steady:
+            return False
+        gate.steady = False
+        assert track is not None
+        self._back_off()
+        self.work_through()
+        marks, self._marks = self._marks, []
+        loop.drew = loop.phases.follow(marks, loop.drew)
+        loop.phases.edges, self._edges = self._edges, None
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            loop.takes_back(track, pending)
+        if self.updating:
+            track.whole = True
+            loop.updating = track.ref() if loop.lazy else None
+            self._agent.observing.locator.goes_on(track, self._unscaled)
+        self._sampling.clips, self._clips = self._clips, []
+        self.updating = self._unscaled = False
+        return False
+
+    def _back_off(self) -> None:
+        if self._left > 0 and self._noted < SHORT_STAY:
+            self._last_wait = min(WAIT_AT_MOST, 2 * self._last_wait or 1)
+            self._wait = self._last_wait
+        else:
+            self._last_wait = 0
+
+    def forget(self) -> None:
+        """In a forked child: nothing of this is its own."""
+        self._gate.steady = False
+        self._drafts.clear()
+
+    def is_asked(self, now: float) -> bool:
+        """Whether a command or an end waits for the boundary that this is."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_INTERVAL_S
+        return self._boundary.is_asked(now)
+
+    def _failed(self, error: BaseException) -> bool:
+        if belongs_to_script(error):
+            raise error
+        self._broken = True
+        self._failed_with("steady steps", f"{type(error).__name__}: {error}")
+        self.leave()
+        return False
+
+    # --- a step is over ---------------------------------------------------------------------
+
+    def _finish(self, draft: StepDraft, now: float) -> None:
+        draft.marks, self._marks, draft.ended = self._marks, [], now
+        draft.time = _wall()
+        if self._reader.ring is not None:
+            draft.mark = self._reader.mark()
+        schedule = None if self._schedule is None else self._schedule()
+        if schedule is not None:
+            draft.schedule_steps = int(schedule.last_epoch)
+        if self._usual > 1:
+            draft.locate_us = self._flags.window_over(self._usual)
+            self._flagging = self._flags.window_is_watched(draft.step + 1)
+        every = self._sampling.memory_every
+        if self._edges is not None or (every and draft.step % every == 0):
+            self._sample_memory(draft)
+        else:
+            gate = self._gate
+            draft.agent_s, gate.own_s = gate.own_s, 0.0
+            draft.sampled_s, gate.sampled_s = gate.sampled_s, 0.0
+        self._drafts.append(draft)
+        self._noted += 1
+        self.total += 1
+        self._left -= 1
+        if self._left <= 0:
+            self.leave()
+        elif now >= self._due_at:
+            self._due_at = now + BATCH_INTERVAL_S
+            self.work_through()
+            self._agent.reports.flush(self._loop.steps)
+
+    def _edge(self, mark: str) -> None:
+        """Memory at a change of phase, which is read at once."""
+        assert self._edges is not None
+        before = self._marks[-2] if self._marks else "ended"
+        self._edges.edge(PHASES[before], PHASES[mark])
+
+    def _sample_memory(self, draft: StepDraft) -> None:
+        loop = self._loop
+        if self._edges is not None:
+            self._edges.edge(PHASES[draft.marks[-2]], "other")
+        loop.phases.edges = self._edges
+        self._sampling.step_over(loop, draft)
+        self._edges, loop.phases.edges = loop.phases.edges, None
+
+    def work_through(self) -> None:
+        """Make reports of the steps that were noted."""
+        drafts, self._drafts = self._drafts, []
+        loop, observing = self._loop, self._agent.observing
+        for draft in drafts:
+            loop.drew = loop.phases.follow(draft.marks, loop.drew)
+            draft.duration_s, draft.phase_s = loop.phases.take(draft.ended)
+            draft.marks = []
+            observing.step_noted(draft)
+            self._agent.reports.keep(draft)

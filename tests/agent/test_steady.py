@@ -1,0 +1,106 @@
+"""Steps that are only noted are told as they were: the script's own account is the oracle."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpwatch.events import HookDisabled, OverflowLocated, StepFinished
+from tests.support.agent_runs import listening, specification
+from tests.support.forge import Forge
+
+SCRIPT = Path(__file__).resolve().parents[1] / "support" / "steady_loop.py"
+# The style, and at least how many of its 90 steps are only noted.
+STYLES = {
+    "plain": 70,
+    "clip": 70,
+    "scaled": 60,
+    "scaled-unscale-clip": 60,
+    "scaled-unscale-clip-sometimes": 40,
+    "scaled-unscale-clip-two": 60,
+    "window-scaled-unscale-clip": 60,
+    "window-partial": 50,
+    "window-discards-evaluates-clip": 40,
+    "scaled-unscale-clip-overflow": 50,
+    "window-scaled-overflow": 50,
+    "scaled-given-rewrites": 50,
+    "scaled-twice-retain-closure": 40,
+    "retain-twice-closure-clip": 60,
+    "evaluates-threads-forks-modes-raises": 40,
+    "scaled-direct": 50,
+}
+
+
+# Where a style steps past its scaler, and the step after.
+WITHOUT_UPDATE = (52, 53, 61, 62)
+
+
+def watched(forge: Forge, directory: Path, style: str, **settings: Any) -> Any:
+    """(steps told, all events, the script's own account, how many were noted)"""
+    directory.mkdir()
+    with listening(directory) as listener:
+        spec = specification(directory, **settings)
+        run = forge.run(SCRIPT, directory, style, specification=spec)
+        while run.poll() is None:
+            listener.drain(0.02)
+        listener.drain(0.05)
+    out, err = run.communicate()
+    assert run.returncode == 0, err.decode()
+    assert not listener.of(HookDisabled), (style, listener.of(HookDisabled))
+    *facts, noted = map(json.loads, out.decode().splitlines())
+    return listener.steps(), listener, facts, noted
+
+
+@pytest.mark.parametrize("loop", STYLES)
+def test_what_is_noted_is_true(loop: str, tmp_path: Path, forge: Forge) -> None:
+    style = loop
+    steps, listener, facts, noted = watched(forge, tmp_path / "run", style)
+    assert noted >= STYLES[style], "hardly any step was noted"
+    assert [step.step for step in steps] == list(range(1, len(facts) + 1))
+    for step, fact in zip(steps, facts, strict=True):
+        where = (style, step.step, step, fact)
+        assert step.applied == fact["applied"], where
+        assert _same(step.losses, fact["losses"]), where
+        assert step.samples == fact["samples"], where
+        assert step.learning_rates == (fact["lr"],), where
+        if fact["before"] is not None:
+            assert step.loss_scale_before == fact["before"], where
+            # Without an update of the scaler nobody knows; and once after it, for it may not come.
+            unknown = (None,) if step.step in WITHOUT_UPDATE else ()
+            assert step.loss_scale_after in (fact["after"], *unknown), where
+        norm = fact["norm"]
+        if norm is not None and step.grad_norm is not None and step.step != 1:
+            assert _same((step.grad_norm,), [norm]), where
+        assert step.overflow in (None, not fact["applied"]), where
+        assert step.duration_s and math.isclose(
+            sum(step.phase_s.values()), step.duration_s, rel_tol=1e-6
+        ), where
+    if "overflow" in style:
+        located = [event.step for event in listener.of(OverflowLocated)]
+        assert set(located) >= {n for n, fact in enumerate(facts, 1) if not fact["applied"]}
+        assert 41 in located
+
+
+def _same(told: Any, truth: list[float]) -> bool:
+    """Equal in fp32's digits, where a number is finite."""
+    return len(told) == len(truth) and all(
+        math.isclose(a, b, rel_tol=1e-6) or str(a) == str(b)
+        for a, b in zip(told, truth, strict=True)
+    )
+
+
+def test_the_last_step_is_the_one_asked_for(tmp_path: Path, forge: Forge) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with listening(directory) as listener:
+        spec = specification(directory, max_steps=57)
+        run = forge.run(SCRIPT, directory, "scaled-unscale-clip", specification=spec)
+        while run.poll() is None:
+            listener.drain(0.02)
+        listener.drain(0.05)
+    out, err = run.communicate()
+    assert run.returncode == 0, err.decode()
+    assert len(out.decode().splitlines()) == 57
+    assert [step.step for step in listener.of(StepFinished)] == list(range(1, 58))
