@@ -193,7 +193,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     `ranks` list the others. `steps` is the newest step's number; where frames were lost it is more
     than `applied + skipped`. `script_window` is what most recent windows have, so that a short
     last one does not change it. `agent_us_per_step` is the mean of the agent's own time, sampling
-    included, `agent_us_per_step_median` what a typical step takes, within 0.5 %;
+    included, `agent_us_per_step_median` the median over steps, each as the mean of its half second;
     `agent_sampled_us_per_step` the part of the mean spent on what only sampled steps do.
     `rejected` counts messages and frames that could not be used, by category.
     `record_dropped` events were seen and folded but could not be written, for `record_error`.

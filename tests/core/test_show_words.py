@@ -111,6 +111,17 @@ def test_the_agents_cost_is_the_typical_one_beside_the_mean() -> None:
     )
 
 
+def test_work_that_falls_on_one_step_of_many_is_no_steps_own() -> None:
+    """Steps are noted, and worked through about every 200 ms: at 10 ms a step, every twentieth."""
+    costs = [2e-3 if n % 20 == 0 else 10e-6 for n in range(1, 401)]
+    told = [step(1, agent_s=0.1), step(2, agent_s=0.05)]
+    told += [step(n + 2, agent_s=cost, duration_s=0.01) for n, cost in enumerate(costs, 1)]
+    # In a half second are two or three of them, of fifty steps.
+    median = fold(*told).agent_us_per_step_median
+    assert median is not None
+    assert (2 * 2000 + 48 * 10) / 50 - 1 < median < (3 * 2000 + 47 * 10) / 50 + 1
+
+
 def test_an_injected_fault_names_its_micro_batch() -> None:
     told = [
         FaultInjected(fault="overflow", step=5, micro_batch=0, target="head.weight"),
