@@ -27,7 +27,7 @@ class RunNotFound(UsageError):
 
 
 class NoAnswer(MpwatchError):
-    """The job is there but did not answer in time."""
+    """The job did not answer in time, or has ended and answers no more."""
 
     exit_code = EXIT_NO_ANSWER
 

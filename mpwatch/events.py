@@ -224,7 +224,8 @@ class AgentStopping(Event, frozen=True, kw_only=True):
 class AgentExited(Event, frozen=True, kw_only=True):
     """The interpreter is ending. `error_type` names the uncaught exception, if there was one.
 
-    `windows_dropped` windows of the script wait for others to make up a step that will not come.
+    `windows_dropped` windows of the script wait for others to make up a step that will not come;
+    of a loop with an accumulator of `watch()`, micro-batches.
     """
 
     steps: int

@@ -76,7 +76,10 @@ def _put(state: FoldState, frame: Frame, step: int, optimizer: int, **fields: An
         optimizer=optimizer,
         **{**scales, **fields},
     )
-    append(entries, seen, MAX_OVERFLOWS)
+    entries.append(seen)
+    if len(entries) > MAX_OVERFLOWS:
+        # The first one stays: it is usually the cause of those that follow.
+        del entries[1]
 
 
 def diagnosed(state: FoldState, frame: Frame, event: events.DiagnosisRaised) -> None:

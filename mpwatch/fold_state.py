@@ -213,6 +213,11 @@ class FoldState(msgspec.Struct):
     agent_s: float = 0.0
     sampled_s: float = 0.0
     timed_steps: int = 0
+    # The agent's time per leading step, and the stretch of steps that is not counted there yet.
+    agent_times: LogHistogram = msgspec.field(default_factory=LogHistogram)
+    agent_open_s: float = 0.0
+    agent_open_steps: int = 0
+    agent_open_duration_s: float = 0.0
     described: tuple[OptimizerDescribed, ...] = ()
     roots: tuple[str, ...] = ()
     device: str | None = None

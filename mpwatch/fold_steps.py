@@ -20,6 +20,10 @@ RECENT_STEPS: Final = 50
 MAX_PHASES: Final = 16
 MAX_DECISIONS: Final = 1000
 MAX_RATES: Final = 32
+# How the agent's time is smoothed: over so many seconds or steps, but for the first ones.
+STRETCH_S: Final = 0.5
+STRETCH_STEPS: Final = 1000
+FIRST_STEPS: Final = 2
 LEAD_RANK: Final = 0
 LEAD_OPTIMIZER: Final = 0
 
@@ -43,12 +47,14 @@ def step_finished(state: FoldState, frame: Frame, event: events.StepFinished) ->
     if is_duration(event.agent_s) and is_duration(event.sampled_s):
         state.agent_s += event.agent_s
         state.sampled_s += event.sampled_s
+        state.agent_open_s += event.agent_s
     if event.optimizer == LEAD_OPTIMIZER:
         _leading_step(state, event)
 
 
 def _leading_step(state: FoldState, event: events.StepFinished) -> None:
     state.timed_steps += 1
+    _agent_time(state, event)
     state.multiplier = event.multiplier
     state.loss = event.loss
     if event.loss_scale_after is not None or event.loss_scale_before is not None:
@@ -75,6 +81,23 @@ def _leading_step(state: FoldState, event: events.StepFinished) -> None:
             histogram.add(seconds)
     if event.memory:
         _memory(state, event.memory)
+
+
+def _agent_time(state: FoldState, event: events.StepFinished) -> None:
+    """The agent's time per step, as a mean over a stretch.
+
+    It works through the steps it has noted a few times a second, and all of that falls on one step.
+    The first steps, which put hooks on, stand alone.
+    """
+    state.agent_open_steps += 1
+    if event.duration_s is not None and is_duration(event.duration_s):
+        state.agent_open_duration_s += event.duration_s
+    whole = state.agent_open_duration_s >= STRETCH_S or state.agent_open_steps >= STRETCH_STEPS
+    if whole or state.timed_steps <= FIRST_STEPS:
+        steps = state.agent_open_steps
+        state.agent_times.add(state.agent_open_s / steps, steps)
+        state.agent_open_s = state.agent_open_duration_s = 0.0
+        state.agent_open_steps = 0
 
 
 def _memory(state: FoldState, memory: dict[str, events.PhaseMemory]) -> None:

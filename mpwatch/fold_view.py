@@ -56,6 +56,7 @@ def view_of(state: FoldState) -> RunView:
         commands=_commands(state),
         dropped_events=sum(r.dropped_before + r.dropped for r in state.ranks.values()),
         agent_us_per_step=_per_step_us(state.agent_s, state),
+        agent_us_per_step_median=_typical_us(state),
         agent_sampled_us_per_step=_per_step_us(state.sampled_s, state),
         optimizers=_optimizers(state),
         ranks=_ranks(state),
@@ -107,6 +108,16 @@ def _memory(state: FoldState) -> dict[str, PhaseBytes]:
 
 def _per_step_us(seconds: float, state: FoldState) -> float | None:
     return seconds * 1e6 / state.timed_steps if state.timed_steps else None
+
+
+def _typical_us(state: FoldState) -> float | None:
+    """Of the leading steps: what half of them took at most, as means over half a second."""
+    times = state.agent_times
+    if state.agent_open_steps:
+        times = times.copy()
+        times.add(state.agent_open_s / state.agent_open_steps, state.agent_open_steps)
+    median = times.median()
+    return None if median is None else median * 1e6
 
 
 def _commands(state: FoldState) -> tuple[CommandSeen, ...]:

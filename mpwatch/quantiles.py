@@ -24,19 +24,23 @@ class LogHistogram(msgspec.Struct):
     count: int = 0
     total: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Count one finite duration that is not negative."""
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count a finite duration that is not negative, as often as it is given."""
         if _SMALLEST <= seconds <= _LARGEST:
             index = math.floor(math.log(seconds) * _BINS_PER_E)
         else:
             index = _ZERO_BIN if seconds < _SMALLEST else _LAST_BIN
         bins = self.bins
         if index in bins:
-            bins[index] += 1
+            bins[index] += times
         else:
-            bins[index] = 1
-        self.count += 1
-        self.total += seconds
+            bins[index] = times
+        self.count += times
+        self.total += seconds * times
+
+    def copy(self) -> "LogHistogram":
+        """Another one with the same counts."""
+        return LogHistogram(dict(self.bins), self.count, self.total)
 
     def median(self) -> float | None:
         """The median within 0.5 %; of an even number, the mean of the middle two."""

@@ -1,8 +1,9 @@
 """The folded state of a run, as watchers see it: immutable, bounded, complete for `show`.
 
 Data only. `mpwatch.fold` makes these from events; hub, record and every watcher pass them on.
-Lists hold the newest entries and are bounded whatever the length of the run. What is not known is
-None. Times are seconds since the epoch on the clock of whoever saw the event.
+Lists hold the newest entries and are bounded whatever the length of the run; the first overflow
+stays. What is not known is None. Times are seconds since the epoch on the clock of whoever saw
+the event.
 """
 
 from typing import Any
@@ -192,7 +193,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     `ranks` list the others. `steps` is the newest step's number; where frames were lost it is more
     than `applied + skipped`. `script_window` is what most recent windows have, so that a short
     last one does not change it. `agent_us_per_step` is the mean of the agent's own time, sampling
-    included; `agent_sampled_us_per_step` the part spent on what only sampled steps do.
+    included, `agent_us_per_step_median` the median over steps, each as the mean of its half second;
+    `agent_sampled_us_per_step` the part of the mean spent on what only sampled steps do.
     `rejected` counts messages and frames that could not be used, by category.
     `record_dropped` events were seen and folded but could not be written, for `record_error`.
     """
@@ -231,6 +233,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     missing_frames: int = 0
     hooks_disabled: tuple[HookSeen, ...] = ()
     agent_us_per_step: float | None = None
+    agent_us_per_step_median: float | None = None
     agent_sampled_us_per_step: float | None = None
     locate_us: float | None = None
     gradients: GradientsSampled | None = None

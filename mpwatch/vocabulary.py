@@ -1,9 +1,10 @@
-"""Names that every part agrees on, and the cleaning of text that comes from a script.
+"""Names that every part agrees on, how a scale reads, and the cleaning of a script's text.
 
 Validated here without torch, so that the command line refuses a bad name before anything starts.
 Nothing in this module reads a clock, a file or a socket.
 """
 
+import math
 import re
 from typing import Final, Literal, get_args
 
@@ -110,6 +111,18 @@ def parse_interval(text: str) -> tuple[int, str]:
             " unit: 64000samples, 16384micro_batches"
         )
     return int(found[1]), unit
+
+
+def scale_words(value: float) -> str:
+    """A loss scale as a person reads it: 65536 and 0.5 in full, 2^40 where digits say nothing."""
+    if not math.isfinite(value) or value == 0.0:
+        return f"{value:g}"
+    if value == int(value) and abs(value) < 1e7:
+        return f"{value:.0f}"
+    fraction, exponent = math.frexp(value)
+    if fraction == 0.5 and not 2.0**-6 <= value < 1.0:
+        return f"2^{exponent - 1}"
+    return f"{value:g}" if 2.0**-6 <= abs(value) < 1.0 else f"{value:.4g}"
 
 
 def clean_text(text: str, limit: int = 2000) -> str:

@@ -79,6 +79,8 @@ class Accumulator:
         self._overflowed = False
         # Told what the sum of the window's losses is to be multiplied by, for who reports it.
         self.tells_worth: Callable[[float], None] | None = None
+        # Told how many micro-batches the open window holds, for who reports a rest at the end.
+        self.tells_open: Callable[[int], None] | None = None
 
     @property
     def window(self) -> int:
@@ -162,6 +164,8 @@ class Accumulator:
         self._gather_halves()
         self.micro_batches += 1
         self.weight += counted
+        if self.tells_open is not None:
+            self.tells_open(self.micro_batches)
         if self.micro_batches >= self._target or self._aborts():
             self._update()
         return self.stepped
@@ -238,6 +242,8 @@ class Accumulator:
         self.optimizer.zero_grad()
         self._sums.clear()
         self.micro_batches, self.weight = 0, 0.0
+        if self.tells_open is not None:
+            self.tells_open(0)
 
     def _end_of_data(self) -> None:
         gathered = self.micro_batches

@@ -22,7 +22,7 @@ from mpwatch.events import (
     HookDisabled,
 )
 from mpwatch.vocabulary import STDERR_PREFIX, clean_text
-from mpwatch_agent import adopting, asked, binding, hooks
+from mpwatch_agent import adopting, asked, binding, carried, hooks
 from mpwatch_agent.accumulating import Accumulating
 from mpwatch_agent.boundary import Boundary
 from mpwatch_agent.drafts import StepDraft
@@ -381,7 +381,7 @@ class Agent:
             error_type=None if error is None else type(error).__name__,
             error=None if error is None else clean_text(str(error), 500),
             windows_open=left_open,
-            windows_dropped=self.loop.windows.kept_back(),
+            windows_dropped=self.loop.windows.kept_back() + carried.total(),
         )
 
 

@@ -8,13 +8,17 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
+from mpwatch.vocabulary import scale_words
+
 # Overflows with clean windows between them, before they count as a rhythm.
 RHYTHM = 4
 # Windows in a row with a loss that was not finite.
 BROKEN_FORWARDS = 3
 _DOUBLINGS = tuple(2**power for power in range(3, 30))
-# Schedule steps beyond updates that are harmless at the start of a run.
+# Schedule steps beyond updates that do no harm, and applied windows in a row after which a scale
+# has come down from its start.
 HARMLESS_AHEAD = 3
+SETTLED = 3
 
 
 class Diagnosis(NamedTuple):
@@ -81,7 +85,7 @@ class SinkingScale:
             "scale_cannot_recover",
             "warning" if last > 1.0 else "fault",
             f"an overflow about every {gap:g} steps, growth needs {interval} clean steps: the scale"
-            f" fell from {first:g} to {last:g}{forecast}",
+            f" fell from {scale_words(first)} to {scale_words(last)}{forecast}",
             f"a growth interval near {max(1, round(gap / 2))} steps and a floor under the scale;"
             " and look at what overflows (overflows in show)",
         )
@@ -109,7 +113,8 @@ class BrokenForward:
         where = f"in {self._module}" if self._module else "before the backward"
         scale = ""
         if self._scale is not None and seen.scale_after is not None:
-            scale = f"; the scale fell from {self._scale:g} to {seen.scale_after:g} for nothing"
+            fell = f"from {scale_words(self._scale)} to {scale_words(seen.scale_after)}"
+            scale = f"; the scale fell {fell} for nothing"
         return Diagnosis(
             "forward_not_finite",
             "fault",
@@ -120,26 +125,61 @@ class BrokenForward:
 
 
 class ScheduleAhead:
-    """The learning rate moves on although no update was applied."""
+    """The learning rate moves on although no update was applied.
+
+    A scale that starts too high costs a few steps until it has come down: those are normal, and
+    no reason to speak up. They are named beside the others where those are.
+    """
 
     def __init__(self) -> None:
-        self._before: tuple[tuple[float, ...], bool] | None = None
-        self._ahead = 0
+        # Of the step before: learning rates, applied, skipped while the scale came down.
+        self._before: tuple[tuple[float, ...], bool, bool] | None = None
+        self._starting = True
+        self._last_skip: int | None = None
+        self._ahead = self._at_start = 0
         self._told = HARMLESS_AHEAD
 
     def step(self, seen: StepSeen) -> Diagnosis | None:
-        before, self._before = self._before, (seen.learning_rates, seen.applied)
+        coming_down = self._comes_down(seen)
+        before, self._before = self._before, (seen.learning_rates, seen.applied, coming_down)
         if before is None or before[1] or before[0] == seen.learning_rates:
+            return None
+        if before[2]:
+            self._at_start += 1
             return None
         self._ahead += 1
         if self._ahead <= self._told:
             return None
         # Told again when it has doubled.
         self._told = self._ahead * 2
+        return self._judge()
+
+    def _comes_down(self, seen: StepSeen) -> bool:
+        """Whether `seen` was skipped because the scale started too high. Quiet steps are unseen."""
+        if self._last_skip is None:
+            self._last_skip = seen.step - 1
+        if seen.step - self._last_skip - (not seen.applied) >= SETTLED:
+            self._starting = False
+        if seen.applied:
+            return False
+        self._last_skip = seen.step
+        before, after = seen.scale_before, seen.scale_after
+        if before is None or after is None or after < 1.0:
+            # Nothing comes down, or it was not the scale.
+            self._starting = False
+            return False
+        return self._starting and after < before
+
+    def _judge(self) -> Diagnosis:
+        start = (
+            f", with {self._at_start} more at the start, while the scale came down"
+            if self._at_start
+            else ""
+        )
         return Diagnosis(
             "schedule_ahead_of_updates",
             "warning",
-            f"the learning rate moved on after {self._ahead} steps that were skipped: the schedule"
-            f" is {self._ahead} steps ahead of the updates",
+            f"the learning rate moved on after {self._ahead} steps that were skipped{start}: the"
+            f" schedule is {self._ahead + self._at_start} steps ahead of the updates",
             "step the scheduler only when the scale did not go down in scaler.update()",
         )

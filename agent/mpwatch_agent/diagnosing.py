@@ -124,10 +124,11 @@ class Diagnoser:
     def unscale_failed(self, scaler: Any, optimizer: Any) -> None:
         """`unscale_` raised."""
         state = scaler._per_optimizer_states.get(id(optimizer))
-        if state is not None and state["stage"] is not torch.amp.grad_scaler.OptState.READY:
-            self.calls.append("unscale_ (again)")
+        stages = torch.amp.grad_scaler.OptState
+        if state is not None and state["stage"] is not stages.READY:
+            stepped = state["stage"] is stages.STEPPED
             track = self._loop.tracks.of(optimizer)
-            self.raise_(setup_checks.unscaled_twice(track, self.calls))
+            self.raise_(setup_checks.unscaled_twice(track, self.calls, stepped))
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> None:
         """`GradScaler.step` of an enabled scaler."""

@@ -76,7 +76,7 @@ class Faults:
         """The last backward of the window is over: overflow in the last micro-batch."""
         for index, fault in self._due():
             if fault.name == "overflow" and fault.micro is None:
-                self._overflow(index, fault, None)
+                self._overflow(index, fault, self._last_micro())
 
     def at_exit(self) -> None:
         """The interpreter ends: a hub that was stopped goes on."""
@@ -136,6 +136,12 @@ class Faults:
                 os.kill(pid, number)
             except OSError:
                 return
+
+    def _last_micro(self) -> int | None:
+        """The leader's newest micro-batch, in a window that is about to end."""
+        live = self._loop.tracks.live
+        leader = self._loop.tracks.leader or (live[0] if live else None)
+        return len(leader.window) - 1 if leader is not None and leader.window else None
 
     def _overflow(self, index: int, fault: Fault, micro: int | None) -> None:
         found = self._parameter(fault.param)

@@ -3,12 +3,12 @@
 Reads dtypes, settings and the order of calls; the errors these lead to stay the script's own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpwatch.vocabulary import clean_text
+from mpwatch.vocabulary import clean_text, scale_words
 from mpwatch_agent.diagnoses import Diagnosis
 from mpwatch_agent.naming import Names
 
@@ -101,17 +101,36 @@ def without_gradients(
     )
 
 
-def unscaled_twice(track: "OptimizerTrack", calls: Iterable[str]) -> Diagnosis:
-    """`unscale_` failed because it had been called before in this window."""
-    usual = f", usually {track.usual_window} long," if track.usual_window else ""
+def unscaled_twice(track: "OptimizerTrack", calls: Sequence[str], stepped: bool) -> Diagnosis:
+    """`unscale_` failed: it, or the step (`stepped`), came before with no update since.
+
+    `calls` are the newest of the scaler, this one the last.
+    """
+    held, usual = len(track.window), track.usual_window or 1
+    where = f", {held} micro-batches into a window that is usually {usual} long"
+    after = "after scaler.step(optimizer)" if stepped else "a second time"
+    since, seen = _since_update(calls)
+    if stepped and "scaler.step" not in seen:
+        # A step that needs no looking at leaves no call behind.
+        seen.append("scaler.step")
+    order = ", then ".join([*seen, "unscale_, which torch refused"])
     return Diagnosis(
         "unscaled_twice",
         "fault",
-        f"unscale_ was called again with no step and update since: at micro-batch"
-        f" {len(track.window)} of the window{usual} after {', '.join(calls)}",
-        "two counters of micro-batches disagree, often where an epoch ends inside a window: clip"
-        " and step on the same condition",
+        f"scaler.unscale_(optimizer) was called {after} with no scaler.update() in"
+        f" between{where if held > 1 or usual > 1 else ''}; {since}: {order}",
+        "call scaler.update() once after the step, before the next unscale_"
+        if stepped
+        else "call unscale_ once per window, on the same condition as clip and step: two counters"
+        " of micro-batches disagree, often where an epoch ends inside a window",
     )
+
+
+def _since_update(calls: Sequence[str]) -> tuple[str, list[str]]:
+    """How to name the calls since the last update, and those calls without the newest."""
+    updates = [place for place, call in enumerate(calls) if call == "update"]
+    first = updates[-1] + 1 if updates else 0
+    return "since the last update" if updates else "up to here", list(calls)[first:-1]
 
 
 def scaler_not_restored(optimizer: Any, scaler: Any) -> Diagnosis | None:
@@ -125,7 +144,8 @@ def scaler_not_restored(optimizer: Any, scaler: Any) -> Diagnosis | None:
     return Diagnosis(
         "scaler_not_restored",
         "warning",
-        f"the optimizer's state was loaded{at}, the scaler restarted at {scaler._init_scale:g}:"
+        f"the optimizer's state was loaded{at}, the scaler restarted at"
+        f" {scale_words(scaler._init_scale)}:"
         " expect skipped steps until it has come down, then growth from there",
         "save scaler.state_dict() with the checkpoint and load it before the first step",
     )
@@ -134,9 +154,9 @@ def scaler_not_restored(optimizer: Any, scaler: Any) -> Diagnosis | None:
 def clipped_scaled(norm: float | None, scale: float | None, steps: int) -> Diagnosis:
     """A clip before unscale bounds scaled gradients: updates become smaller by the scale."""
     seen = "" if norm is None else f": norm {norm:.4g} seen"
-    true = (
-        f" at scale {scale:g}, true norm {norm / scale:.4g}" if scale and norm is not None else ""
-    )
+    true = ""
+    if scale and norm is not None:
+        true = f" at scale {scale_words(scale)}, true norm {norm / scale:.4g}"
     return Diagnosis(
         "clipped_before_unscale",
         "fault",

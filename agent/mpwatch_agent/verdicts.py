@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mpwatch.vocabulary import scale_words
 from mpwatch_agent.distribution import FP16
 
 # A scale that this many windows in a row were clean at is not the one to blame.
 CLEAN_ENOUGH = 3
+# Where the largest finite gradient lies within a factor of 4 of fp16's largest value, and the loss
+# within twice a typical one, an ordinary batch can overflow: the scale leaves it no room.
+NARROW_OCTAVES, ORDINARY = 2.0, 2.0
 # The losses of the last windows against those before them.
 RECENT, BEFORE, GROWN = 3, 5, 3.0
 _CLEAN = {0: "no window before it was", 1: "only 1 window before it was"}
@@ -82,23 +86,32 @@ def _backward(found: Findings) -> Verdict:
             "bad_batch" if len(found.losses) >= CLEAN_ENOUGH else "unknown",
             f"no loss scale takes part and the loss was finite{room}",
         )
+    at = f"clean at scale {scale_words(found.scale)}"
     if found.clean_windows >= CLEAN_ENOUGH:
-        typical = ""
+        loss = ""
         if found.micro_loss is not None and found.losses:
-            typical = (
+            loss = (
                 f"; its loss as passed to backward {found.micro_loss:.4g},"
                 f" typical {statistics.median(found.losses):.4g}"
             )
+        narrow = _no_room_for_an_ordinary_batch(found)
+        so = ", but its loss is ordinary and the scale leaves little room" if narrow else ""
         return Verdict(
-            "bad_batch",
-            f"{found.clean_windows} windows before it were clean at scale {found.scale:g} or"
-            f" above{typical}{room}",
+            "scale_too_high" if narrow else "bad_batch",
+            f"{found.clean_windows} windows before it were {at} or above{so}{loss}{room}",
         )
     clean = _CLEAN.get(found.clean_windows, f"only {found.clean_windows} windows before it were")
     return Verdict(
         "scale_too_high",
-        f"the loss was finite, and {clean} clean at scale {found.scale:g}{room}",
+        f"the loss was finite, and {clean} {at}{room}",
     )
+
+
+def _no_room_for_an_ordinary_batch(found: Findings) -> bool:
+    octaves = headroom_octaves(found.largest)
+    if octaves is None or octaves > NARROW_OCTAVES or found.micro_loss is None or not found.losses:
+        return False
+    return abs(found.micro_loss) <= ORDINARY * abs(statistics.median(found.losses))
 
 
 def _room(largest: float | None) -> str:

@@ -119,11 +119,13 @@ class Watch:
             >>> for x, y in gather.batches(loader):
             ...     gather.backward(loss_of(model(x), y), weight=len(x))
         """
+        from mpwatch_agent import carried
         from mpwatch_agent.accumulator import Accumulator
 
         self._agent.adopt(optimizer)
         gather = Accumulator(optimizer, window, **options)
         gather.tells_worth = self._agent.loop.losses.window_is_worth
+        gather.tells_open = carried.another()
         return gather
 
     def detach(self) -> None:

@@ -10,12 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from mpwatch.cli.options import BY_NAME, OPTIONS, checked
 from mpwatch.errors import UsageError
+from mpwatch.vocabulary import clean_text
 
 OWN_FILE: Final = "mpwatch.toml"
 PROJECT_FILE: Final = "pyproject.toml"
 
-# The fields of a plan (`mpwatch plan --emit`). The first group asks for something; nothing of it
-# can be done in this version, so each is named and the run goes on as the script has it.
+# The fields of a plan (`mpwatch plan --emit`). The first group asks for something. The precision is
+# taken for `--precision`; the rest cannot be done from outside, or only by somebody who knows the
+# script, so each is named and the run goes on as the script has it.
 PLAN_REQUESTS: Final = (
     "precision",
     "optimizer",
@@ -44,6 +46,12 @@ PLAN_FACTS: Final = (
     "label",
     "labels",
 )
+
+
+PREFIX: Final = "MPWATCH_"
+# Variables that are no options: read before there are any, and by `watch()`.
+OTHER_VARIABLES: Final = frozenset({"MPWATCH_DISABLED", "MPWATCH_SERVE"})
+VARIABLES_NAMED: Final = 3
 
 
 class Setting(NamedTuple):
@@ -94,9 +102,20 @@ def resolve(
         elif option.name in file_values:
             value = checked(option, file_values[option.name], file_origin)
             settings[option.name] = Setting(value, file_origin)
+        elif option.name == "precision" and plan_asks_precision(plan):
+            origin = f"{file_origin} [plan]"
+            settings[option.name] = Setting(checked(option, plan["precision"], origin), origin)
         else:
             settings[option.name] = Setting(option.default, "default")
     return Configuration(settings, plan, file_origin)
+
+
+def plan_asks_precision(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan's precision is one that the script may be run in.
+
+    O0 is the script's own, and O2 is not what a plan with LoRA is without the adapters.
+    """
+    return plan.get("precision", "O0") != "O0" and plan.get("family") != "lora"
 
 
 def _read(file: str | None, directory: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
@@ -153,6 +172,32 @@ def _options_of(table: object, origin: str) -> tuple[dict[str, Any], str, dict[s
     for name, value in values.items():
         checked(BY_NAME[name], value, origin)
     return values, origin, plan
+
+
+def unknown_variables(environment: Mapping[str, str]) -> str | None:
+    """What to say of variables that look like ours and are read by nobody; None without any.
+
+    Values stay unsaid: they may be secrets.
+    """
+    known = {option.variable for option in OPTIONS} | OTHER_VARIABLES
+    unknown = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    if not unknown:
+        return None
+    import difflib
+
+    endings = [name.removeprefix(PREFIX) for name in known]
+    named = []
+    for name in unknown[:VARIABLES_NAMED]:
+        ending = name.removeprefix(PREFIX).upper()
+        near = difflib.get_close_matches(ending, endings, n=1)
+        meant = f" (is {PREFIX}{near[0]} meant?)" if near else ""
+        named.append(f"{clean_text(name, 60)}{meant}")
+    named += ["..."] if len(unknown) > len(named) else []
+    one = len(unknown) == 1
+    return (
+        f"environment: {', '.join(named)} {'is no variable' if one else 'are no variables'} of"
+        f" mpwatch and {'does' if one else 'do'} nothing; see: mpwatch config"
+    )
 
 
 def runs_directory(flag: str | None) -> str:

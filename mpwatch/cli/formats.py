@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from mpwatch.vocabulary import scale_words
+
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -51,6 +53,11 @@ def moment(seconds: float | None) -> str:
 def number(value: float | None) -> str:
     """Four significant digits; "-" for what is not known."""
     return "-" if value is None else f"{value:.4g}"
+
+
+def scale(value: float | None) -> str:
+    """A loss scale, a power of two as such; "-" for what is not known."""
+    return "-" if value is None else scale_words(value)
 
 
 def duration(seconds: float | None) -> str:

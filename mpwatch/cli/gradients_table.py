@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mpwatch.cli.formats import number, table
+from mpwatch.cli.formats import number, scale, table
 from mpwatch.events import ActivationsSampled, FormatShares, GradientsSampled, LayerGradients
 from mpwatch.vocabulary import clean_text
 
@@ -26,8 +26,7 @@ def gradients_text(
 
 
 def _gradients(sampled: GradientsSampled) -> Iterator[str]:
-    scale = 1.0 if sampled.loss_scale is None else sampled.loss_scale
-    at = "no loss scale" if sampled.loss_scale is None else f"loss scale {scale:g}"
+    at = f"loss scale {scale(sampled.loss_scale)}" if sampled.loss_scale else "no loss scale"
     how = "every gradient counted" if sampled.exact else "sampled"
     yield f"gradients of step {sampled.step}, unscaled, stored as {sampled.stored_as}; {at}; {how}"
     if sampled.note:
@@ -94,10 +93,16 @@ def _formats(sampled: GradientsSampled) -> Iterator[str]:
 
 
 def _scales(sampled: GradientsSampled) -> Iterator[str]:
-    rows = [["fp16 at scale x", "zeroed", "sub-normal", "overflow"]]
+    now = 1.0 if sampled.loss_scale is None else sampled.loss_scale
+    mark = " (now: none)" if sampled.loss_scale is None else " (now)"
+    yield (
+        "what fp16 would lose of these gradients at another loss scale: a higher one keeps small"
+        " gradients from zero, a lower one large ones from overflow"
+    )
+    rows = [["loss scale", "zeroed", "sub-normal", "overflow"]]
     rows += [
         [
-            f"2^{each.octaves:+d}" if each.octaves else "1 (now)",
+            scale(now * 2.0**each.octaves) + ("" if each.octaves else mark),
             percent(each.zeroed),
             percent(each.subnormal),
             percent(each.overflowed),
@@ -106,14 +111,23 @@ def _scales(sampled: GradientsSampled) -> Iterator[str]:
         if each.octaves % 2 == 0
     ]
     yield from table(rows, numbers=frozenset({1, 2, 3})).splitlines()
-    if sampled.limit_octave is None:
-        return
-    best = (
-        "no scale keeps all but a thousandth of them: fp16 does not fit, bf16 or fp32 would"
-        if sampled.best_octave is None
-        else f"2^{sampled.best_octave} loses a thousandth at most"
+    if sampled.limit_octave is not None:
+        yield _fitting(sampled.best_octave, sampled.limit_octave)
+
+
+def _fitting(best: int | None, limit: int) -> str:
+    """Which scales fit, from the smallest to the largest power of two."""
+    largest = scale(2.0**limit)
+    if best is None:
+        return (
+            f"no scale fits these gradients: above {largest} the largest of them comes within a"
+            " factor of 4 of overflow, and at that scale more than 1 in 1000 is zeroed; bf16 or"
+            " fp32 would fit"
+        )
+    return (
+        f"loss scales from {scale(2.0**best)} to {largest} fit these gradients: below, more than 1"
+        " in 1000 is zeroed; above, the largest of them comes within a factor of 4 of overflow"
     )
-    yield f"largest scale with a headroom of 4: 2^{sampled.limit_octave}; {best}"
 
 
 def _activations(sampled: ActivationsSampled) -> Iterator[str]:

@@ -90,7 +90,8 @@ def _dispatch(words: Sequence[str]) -> int:
         return EXIT_OK
     if verb not in (known := _built_verbs()):
         what = "option" if verb.startswith("-") else "verb"
-        raise UsageError(f"no {what} {verb!r}; there are: {', '.join(known)}")
+        verbs = ", ".join(name for name in known if VERBS[name][1])
+        raise UsageError(f"no {what} {verb!r}; there are: {verbs}")
     module = _load(verb)
     parser = Parser(f"mpwatch {verb}", (module.__doc__ or "").partition("\n\n")[0])
     module.add_arguments(parser)

@@ -14,12 +14,17 @@ from mpwatch.vocabulary import (
     ACTIONS_TO_COME,
     ACTIVATIONS_EVERY,
     AT_LIMIT,
+    FAULTS,
+    FAULTS_TO_COME,
     GRAD_NORM_EVERY,
     GRADIENTS_EVERY,
+    HALF_DTYPES,
+    INTERVAL_UNITS,
     LOCATE_MODES,
     LR_RULES,
     MEMORY_EVERY,
     ON_NONFINITE,
+    PRECISIONS,
     SCALERS,
     SCHEDULES,
     clean_text,
@@ -32,7 +37,7 @@ SCALES: Final = (2.0**-126, 2.0**126)
 
 
 class Option(NamedTuple):
-    """One row.
+    """One row; `choices` are the words allowed, or those that a part of the value may be.
 
     `kind`: "switch", "integer", "number", "seconds", "samples", "word" (one of `choices`),
     "precision", "interval", "name", "path" or "faults" (a list); any other is a row of `CHOICES`.
@@ -46,6 +51,21 @@ class Option(NamedTuple):
     least: float = 0
     most: float = 10**9
     choices: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The allowed words; those that a part of the value has where `kind` is no word."""
+        return self.choices or CHOICES.get(self.kind, ())
+
+    @property
+    def description(self) -> str:
+        """The line of `--help`: with every word that this version takes, and the default."""
+        text = self.help
+        if self.words:
+            *others, last = [w for w in self.words if w not in ACTIONS_TO_COME | FAULTS_TO_COME]
+            text += f": {', '.join(others)} or {last}"
+        shown = self.default not in (None, False, ())
+        return f"{text} (default {self.default})" if shown else text
 
     @property
     def flag(self) -> str:
@@ -66,31 +86,35 @@ OPTIONS: Final = (
     Option("no_record", "switch", False, "keep events in memory only"),
     Option("max_steps", "integer", None, "end the run after N optimizer steps", "N", 1),
     Option("accumulate", "integer", None, "windows of the script per update", "K", 1, 10**6),
-    Option("schedule", "schedule", "updates", "what schedulers count: updates or samples", "WHAT"),
-    Option("lr_rule", "lr_rule", "none", "learning rate for K: none, linear, sqrt, ...", "RULE"),
+    Option("schedule", "schedule", "updates", "what schedulers count", "WHAT"),
+    Option("lr_rule", "lr_rule", "none", "learning rate for K", "RULE"),
     Option("lr_ramp", "integer", 0, "updates from one learning rate to the next", "N", 0, 10**6),
     Option("noise_scale", "samples", None, "gradient noise scale for --lr-rule adascale", "PHI"),
-    Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT"),
-    Option("precision", "precision", None, "O0, O1, O2 or O3, alone or :fp16, :bf16", "MODE"),
-    Option("scaler", "word", None, f"loss scaler: {', '.join(SCALERS)}", "NAME", choices=SCALERS),
+    Option("inject", "faults", (), "put a fault in, e.g. overflow@step=5 (repeatable)", "FAULT",
+           choices=FAULTS),
+    Option("precision", "precision", None,
+           f"precision, with :{' or :'.join(HALF_DTYPES)} behind it or without", "MODE",
+           choices=PRECISIONS),
+    Option("scaler", "word", None, "loss scaler", "NAME", choices=SCALERS),
     Option("init_scale", "number", None, "first loss scale", "SCALE", *SCALES),
-    Option("growth_interval", "interval", None, "clean windows (or 64000samples) to grow", "N"),
+    Option("growth_interval", "interval", None, "clean windows to grow after, or 64000samples", "N",
+           choices=INTERVAL_UNITS),
     Option("growth_factor", "number", None, "growth of the loss scale", "FACTOR", 1, 2.0**16),
     Option("backoff_factor", "number", None, "its fall on overflow", "FACTOR", 2.0**-16, 0.999),
     Option("hysteresis", "integer", None, "overflows that lower the loss scale", "N", 1, 1000),
     Option("consecutive_hysteresis", "switch", False, "a clean window refills hysteresis"),
     Option("scale_floor", "number", None, "smallest loss scale", "SCALE", *SCALES),
     Option("scale_ceiling", "number", None, "largest loss scale", "SCALE", *SCALES),
-    Option("at_floor", "word", None, "pressed below it: warn or stop", "DO", choices=AT_LIMIT),
-    Option("at_ceiling", "word", None, "pressed above it: warn or stop", "DO", choices=AT_LIMIT),
-    Option("on_nonfinite", "word", None, "without a scaler: warn, skip or stop", "DO",
+    Option("at_floor", "word", None, "overflows press the scale below it", "DO", choices=AT_LIMIT),
+    Option("at_ceiling", "word", None, "the scale would grow above it", "DO", choices=AT_LIMIT),
+    Option("on_nonfinite", "word", None, "bad gradients without a scaler", "DO",
            choices=ON_NONFINITE),
     Option("grad_norm_every", "integer", GRAD_NORM_EVERY, "steps per gradient norm", "N", 0, 10**6),
     Option("memory_every", "integer", MEMORY_EVERY, "steps per memory sample", "N", 0, 10**6),
     Option("gradients_every", "integer", GRADIENTS_EVERY, "steps per distribution", "N", 0, 10**6),
     Option("gradients_exact", "switch", False, "count every gradient, not a sample of them"),
     Option("activations_every", "integer", ACTIVATIONS_EVERY, "steps per headroom", "N", 0, 10**6),
-    Option("locate", "locate", "auto", "watch micro-batches: auto, full or off", "MODE"),
+    Option("locate", "locate", "auto", "watch micro-batches", "MODE"),
     Option("dump_bad_batch", "switch", False, "keep the batch of an overflow in crash/"),
     Option("replay_batch", "path", None, "run a kept batch through the model, traced", "DIR"),
     Option("stall_after", "seconds", 30.0, "silence that counts as a stall", "SECONDS", 1),
@@ -116,13 +140,12 @@ BY_FLAG: Final = {option.flag: option for option in OPTIONS}
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Give `parser` a flag for each option; values stay words, absent is None."""
     for option in OPTIONS:
+        text = option.description.replace("%", "%%")
         if option.kind == "switch":
-            parser.add_argument(option.flag, action="store_const", const=True, help=option.help)
+            parser.add_argument(option.flag, action="store_const", const=True, help=text)
         else:
             action = "append" if option.kind == "faults" else "store"
-            parser.add_argument(
-                option.flag, action=action, metavar=option.metavar, help=option.help
-            )
+            parser.add_argument(option.flag, action=action, metavar=option.metavar, help=text)
 
 
 def checked(option: Option, value: object, origin: str) -> Any:

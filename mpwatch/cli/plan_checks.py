@@ -19,7 +19,7 @@ from mpwatch.planner.moments import moments
 from mpwatch.planner.numerics import find_optimizer, find_precision
 from mpwatch.planner.plans import Budget, Limits, Plan, as_tracked, disagreement
 from mpwatch.planner.survey import Survey
-from mpwatch.planner.units import format_bytes
+from mpwatch.planner.units import format_apart, format_bytes
 
 VERIFIED_PLANS = 4
 DISAGREEMENT = 0.10
@@ -108,11 +108,17 @@ def _settled(question: Question, answer: Survey) -> Survey:
     if chosen is None or chosen.fits:
         return answer
     others = [plan for plan in answer.plans if plan.fits and plan.family == chosen.family]
-    question.notes.append(
-        f"the first choice was tracked at {format_bytes(chosen.peak_bytes)} and does not fit"
-    )
+    peak, usable = format_apart(chosen.peak_bytes, max(0.0, question.budget.largest_peak))
+    first = f"the first choice was tracked at {peak}, over the {usable} that are usable"
+    question.notes.append(first)
     best = min(others, key=lambda plan: plan.relative_time or 1.0, default=None)
-    return structs.replace(answer, recommended=best)
+    then = (
+        f"of the {len(others)} others of family {chosen.family} listed that fit this one is the"
+        " fastest"
+        if others
+        else f"none of the others of family {chosen.family} listed fits"
+    )
+    return structs.replace(answer, recommended=best, reason=f"{first}; {then}")
 
 
 def shape_notes(question: Question, answer: Survey, shape: Model) -> list[str]:

@@ -82,6 +82,12 @@ def _rich(rows: Sequence[Sequence[str]], plans: Sequence[Plan], marked: int | No
     Console().print(table)
 
 
+def _time_label(shown: Sequence[Plan]) -> str:
+    label = shown[0].labels.get("time_per_sample_s", "unknown") if shown else "unknown"
+    rated = label == "unknown" and any(plan.relative_time is not None for plan in shown)
+    return f"{label}, ratios estimated" if rated else label
+
+
 def phase_text(plan: Plan) -> str:
     """`forward 9.1 GB, backward 14.2 GB, optimizer 12.0 GB`."""
     known = [name for name in PHASES if name in plan.phase_bytes]
@@ -131,9 +137,10 @@ def print_survey(survey: Survey, budget: Budget, rows: int) -> None:
     label = shown[0].labels if shown else {}
     print(
         f"{survey.candidates} candidates; activations: {label.get('activations', 'unknown')};"
-        f" time: {label.get('time_per_sample_s', 'unknown')};"
+        f" time: {_time_label(shown)};"
         f" usable for the peak: {format_bytes(max(0.0, budget.largest_peak))}"
-        f" of {format_bytes(budget.memory_bytes)}"
+        f" of {format_bytes(budget.memory_bytes)} (context {format_bytes(budget.context_bytes)},"
+        " and a margin of 5 % of the peak, 0.5 GB at least)"
     )
     if survey.samples_factor is None:
         print("samples to target: unknown (give --noise-scale LOW..HIGH)")

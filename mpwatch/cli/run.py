@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpwatch.cli import options
-from mpwatch.cli.configuration import PLAN_REQUESTS, Configuration, resolve
+from mpwatch.cli.configuration import PLAN_REQUESTS, Configuration, resolve, unknown_variables
 from mpwatch.cli.interpreter import isolating_flag
 from mpwatch.errors import UsageError
 from mpwatch.keeper_files import say
@@ -89,7 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
         return launch.execute_unwatched(_command(target), given_environment())
     _check(target)
     configuration = resolve(vars(arguments), os.environ, ".", arguments.config)
-    _name_unapplied_plan(configuration)
+    if (unknown := unknown_variables(os.environ)) is not None:
+        say(unknown)
+    _tell_plan(configuration)
     _check_scaler(configuration)
     _refuse_misplaced_option(target)
     command = _command(target)
@@ -146,13 +148,40 @@ def _check_scaler(configuration: Configuration) -> None:
         raise UsageError(f"--scale-floor {floor:g} is above --scale-ceiling {ceiling:g}")
 
 
-def _name_unapplied_plan(configuration: Configuration) -> None:
+def _tell_plan(configuration: Configuration) -> None:
+    """Say what becomes of each thing that a plan asks for; an option that was given wins."""
+    plan = configuration.plan
     for name in PLAN_REQUESTS:
-        if name in configuration.plan:
-            value = clean_text(str(configuration.plan[name]), 100)
-            ours = {"precision": "--precision", "accumulation_steps": "--accumulate"}.get(name)
-            advice = "the script's own stays" if ours is None else f"give {ours} yourself"
-            say(f"plan: {name} = {value} is not applied by itself; {advice}")
+        if name in plan:
+            asked = f"plan: {name} = {clean_text(str(plan[name]), 100)}"
+            if name == "precision":
+                said = _plan_precision(configuration)
+            elif name == "accumulation_steps":
+                said = _plan_accumulation(configuration)
+            else:
+                said = "is not applied by itself; the script's own stays"
+            say(f"{asked} {said}")
+
+
+def _plan_precision(configuration: Configuration) -> str:
+    setting = configuration.settings["precision"]
+    if setting.origin.endswith("[plan]"):
+        return "is applied; --precision O0 leaves the script's own"
+    if setting.origin != "default":
+        return f"gives way to {setting.value} ({setting.origin})"
+    return "is not applied by itself; the script's own stays"
+
+
+def _plan_accumulation(configuration: Configuration) -> str:
+    """The script's own window is known only once it runs: K is not ours to choose."""
+    setting = configuration.settings["accumulate"]
+    if setting.origin != "default":
+        return f"gives way to K = {setting.value} ({setting.origin}), times the script's own"
+    whole = clean_text(str(configuration.plan["accumulation_steps"]), 20)
+    return (
+        f"is not applied by itself; give --accumulate K, with K = {whole} / the micro-batches that"
+        " the script gathers for a step by itself"
+    )
 
 
 def _refuse_misplaced_option(target: Target) -> None:

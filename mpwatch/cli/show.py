@@ -47,6 +47,7 @@ FROM_VIEW = (
     "leak",
     "dropped_events",
     "agent_us_per_step",
+    "agent_us_per_step_median",
     "locate_us",
 )
 

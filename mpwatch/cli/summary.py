@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mpwatch import runs
-from mpwatch.cli.formats import duration, moment, number, size, table
+from mpwatch.cli.formats import duration, moment, number, scale, size, table
 from mpwatch.run_state import Evidence
 from mpwatch.runs import Run
 from mpwatch.store import OverflowSeen, RunView
@@ -75,7 +75,7 @@ def _training(view: RunView) -> Lines:
         + (f"   learning rate {rates}" if rates else ""),
     )
     if view.loss_scale is not None:
-        yield "loss scale", number(view.loss_scale)
+        yield "loss scale", scale(view.loss_scale)
     yield from _precision(view)
     speed = [f"{duration(view.step_s)} per step (median)"] if view.step_s is not None else []
     if view.samples_per_s is not None:
@@ -109,7 +109,7 @@ def _precision(view: RunView) -> Lines:
         instead = f" instead of {scaling.replaced}" if scaling.replaced and not refused else ""
         yield "scaler", f"{scaling.policy}{instead}{refused}"
     for limit in scaling.limits[-3:]:
-        yield "", f"scale {number(limit.scale)}: {limit.limit} at step {limit.step}"
+        yield "", f"scale {scale(limit.scale)}: {limit.limit} at step {limit.step}"
     if scaling.nonfinite_steps:
         yield "not finite", f"gradients of {scaling.nonfinite_steps} steps, without a scaler"
 
@@ -139,21 +139,16 @@ def _phases(view: RunView) -> Lines:
 def _happenings(view: RunView) -> Lines:
     if view.error_type:
         yield "error", clean_text(f"{view.error_type}: {view.error or ''}", 300)
-    if view.overflow_count:
-        steps = ", ".join(str(overflow.step) for overflow in view.overflows[-ENTRIES_AT_MOST:])
-        which = "at step" if view.overflow_count == 1 else "the last at steps"
-        yield "overflows", f"{view.overflow_count}, {which} {steps}"
-        located = [each for each in view.overflows if each.verdict is not None]
-        for overflow in located[-OVERFLOWS_AT_MOST:]:
-            yield "", _located(overflow)
+    yield from _overflows(view)
     for diagnosis in view.diagnoses[:ENTRIES_AT_MOST]:
         said = f"{diagnosis.name}: {diagnosis.evidence} (as of step {diagnosis.step})"
         yield clean_text(diagnosis.severity, 12), said
         if diagnosis.advice:
             yield "", f"advice: {diagnosis.advice}"
     for fault in view.faults[-ENTRIES_AT_MOST:]:
-        target = f" {clean_text(fault.target, 80)}" if fault.target else ""
-        yield "injected", f"{clean_text(fault.fault, 20)} at step {fault.step}{target}"
+        micro = "" if fault.micro_batch is None else f", micro-batch {fault.micro_batch}"
+        target = f" in {clean_text(fault.target, 80)}" if fault.target else ""
+        yield "injected", f"{clean_text(fault.fault, 20)} at step {fault.step}{micro}{target}"
     for command in view.commands[-ENTRIES_AT_MOST:]:
         outcome = clean_text(command.outcome or "pending", 20)
         words = [clean_text(command.command, 40), outcome]
@@ -164,13 +159,40 @@ def _happenings(view: RunView) -> Lines:
         text = f"{decision['action']} {decision['outcome']} at step {decision['step']}"
         yield "decision", clean_text(f"{text} ({decision['reason']})", 300)
     if view.windows_dropped:
-        yield "dropped", f"{view.windows_dropped} script windows at the end made no update"
+        windows = _several(view.windows_dropped, "window", "windows")
+        yield "dropped", f"{windows} at the end (with an accumulator, micro-batches) made no update"
     if view.discarded_windows:
         windows = _several(view.discarded_windows, "window", "windows")
         yield "discarded", f"{windows} without a step"
 
 
+def _overflows(view: RunView) -> Lines:
+    """The first is told whatever came later: it is usually the cause of the others."""
+    if not view.overflow_count or not view.overflows:
+        return
+    first, *later = view.overflows
+    count = max(view.overflow_count, len(view.overflows))
+    newest = later[-ENTRIES_AT_MOST:]
+    steps = [str(first.step), *_left_out(count - 1 - len(newest))]
+    steps += [str(overflow.step) for overflow in newest]
+    yield "overflows", f"{count}, at step{'s' if count > 1 else ''} {', '.join(steps)}"
+    located = [overflow for overflow in later if overflow.verdict is not None][-OVERFLOWS_AT_MOST:]
+    if not located and first.verdict is None:
+        return
+    yield "", _located(first)
+    for left_out in _left_out(count - 1 - len(located)):
+        yield "", left_out
+    for overflow in located:
+        yield "", _located(overflow)
+
+
+def _left_out(count: int) -> list[str]:
+    return [f"... {count} more ..."] if count > 0 else []
+
+
 def _located(overflow: OverflowSeen) -> str:
+    if overflow.verdict is None:
+        return f"step {overflow.step}: not located"
     micro = "" if overflow.micro_batch is None else f", micro-batch {overflow.micro_batch}"
     if overflow.micro_batch is None and overflow.micro_batch_reason:
         micro = f", micro-batch unknown ({overflow.micro_batch_reason})"
@@ -181,17 +203,20 @@ def _located(overflow: OverflowSeen) -> str:
     )
 
 
+def _cost(view: RunView) -> str:
+    """The typical step first: the mean is mostly the first steps', which put hooks on."""
+    mean = f"{number(view.agent_us_per_step)} us"
+    sampling = view.agent_sampled_us_per_step
+    part = "" if sampling is None else f", {number(sampling)} us of it sampling"
+    if view.agent_us_per_step_median is None:
+        return f"{mean} per step (mean){part}"
+    typical = number(view.agent_us_per_step_median)
+    return f"{typical} us per step (median); mean {mean} with the first steps in it{part}"
+
+
 def _observation(view: RunView) -> Lines:
     if view.agent_us_per_step is not None:
-        yield (
-            "agent",
-            f"{number(view.agent_us_per_step)} us per step"
-            + (
-                f", {number(view.agent_sampled_us_per_step)} of it sampling"
-                if view.agent_sampled_us_per_step is not None
-                else ""
-            ),
-        )
+        yield "agent", _cost(view)
     if view.locate_us is not None:
         yield "locating", f"{number(view.locate_us)} us per micro-batch"
     for hook in view.hooks_disabled[:ENTRIES_AT_MOST]:

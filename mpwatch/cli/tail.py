@@ -14,7 +14,7 @@ from mpwatch.cli.formats import to_json
 from mpwatch.codec import Frame, decode_event, decode_frame
 from mpwatch.errors import EXIT_OK, CodecError, UsageError
 from mpwatch.events import Event, OutputLine
-from mpwatch.vocabulary import clean_text
+from mpwatch.vocabulary import clean_text, scale_words
 
 Entry = tuple[int, Frame, Event]
 
@@ -97,9 +97,15 @@ def _line(entry: Entry) -> str:
         left_out = f"({event.left_out} lines left out, see output.log)  " if event.left_out else ""
         sender, kind, words = "script", "", left_out + clean_text(event.text)
     else:
-        words = " ".join(f"{name}={clean_text(_shown(value))}" for name, value in fields.items())
+        words = " ".join(f"{name}={_field(name, value)}" for name, value in fields.items())
     head = f"{cursor:>7}  {clock}  {sender:<7} "
     return f"{head}{kind:<20} {words}\n" if kind else f"{head}{words}\n"
+
+
+def _field(name: str, value: object) -> str:
+    if "scale" in name and isinstance(value, float):
+        return scale_words(value)
+    return clean_text(_shown(value))
 
 
 def _shown(value: object) -> str:

@@ -1,22 +1,21 @@
-"""Which plan to take and why: recommendation, ladder of concessions, what would have to give.
+"""Which plan to take: the recommendation, and the ladder of concessions that leads there.
 
 The ladder walks from an ordinary mixed-precision step towards ever larger concessions, cheapest
 loss of speed first, families that change the learning problem last. Pure.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
 from mpwatch.planner.candidates import Split, Table
 from mpwatch.planner.footprint import Setup, peak_moment
 from mpwatch.planner.moments import moments
-from mpwatch.planner.numerics import EXACT, FAMILIES, RISKS
-from mpwatch.planner.plans import Budget, Limits, Plan, family_of
+from mpwatch.planner.numerics import FAMILIES
+from mpwatch.planner.plans import Budget, family_of
 from mpwatch.planner.units import format_bytes
 
-SLOW = 2.0
-"""Factor in time from which a faster plan of another family is worth a word."""
 CLOSE = 0.01
 """Plans within 1 % of the fastest count as equally fast: the smaller concession wins."""
 
@@ -42,6 +41,17 @@ class Rung(Struct, frozen=True, kw_only=True):
         split = f"b={self.micro_batch}, N={self.accumulation}"
         return f"{self.name} ({split}): {format_bytes(self.peak_bytes)}, {verdict}"
 
+    def at(self) -> str:
+        """All that the rung is, and what it takes; the recommended plan is written alike."""
+        setup = self.setup
+        words = [setup.numerics.name, setup.optimizer.name]
+        words.append(
+            f"{'no' if setup.checkpointing == 'none' else setup.checkpointing} checkpointing"
+        )
+        words += [] if setup.sharding == "none" else [setup.sharding]
+        words.append(f"{setup.attention} attention")
+        return f"{', '.join(words)} (b={self.micro_batch}, N={self.accumulation})"
+
 
 def concession(setup: Setup) -> tuple[int, int, int, int]:
     """How much a setup gives up: family, checkpointing, sharding, precision; smaller is better."""
@@ -53,38 +63,54 @@ def concession(setup: Setup) -> tuple[int, int, int, int]:
     )
 
 
-def _kept_precision(table: Table, rows: list[int]) -> list[int]:
-    """On a processor 16 bits are not known to be faster: fp32 is kept where it fits."""
-    full = [row for row in rows if table.setups[table.setup_index[row]].numerics.level == "O0"]
-    on_processor = not any(setup.cuda for setup in table.setups)
-    return full if full and on_processor else rows
+class Contenders(NamedTuple):
+    """Rows that the recommendation is taken from: `fitting` ones of the least intrusive family,
+    and among them the `fastest`, all of them where times are not known (`timed`).
+
+    `kept`: on a processor 16 bits are not known to be faster, so fp32 is kept where it fits.
+    """
+
+    fitting: list[int]
+    fastest: list[int]
+    timed: bool
+    kept: bool
+
+
+def contenders(table: Table) -> Contenders:
+    """What `recommend` chooses among; empty when nothing fits."""
+
+    def setup(row: int) -> Setup:
+        found: Setup = table.setups[table.setup_index[row]]
+        return found
+
+    def family(row: int) -> int:
+        return FAMILIES.index(family_of(setup(row)))
+
+    fitting = [row for row in range(len(table)) if table.fits[row]]
+    least = min(map(family, fitting), default=0)
+    rows = [row for row in fitting if family(row) == least]
+    full = [row for row in rows if setup(row).numerics.level == "O0"]
+    kept = 0 < len(full) < len(rows) and not any(each.cuda for each in table.setups)
+    rows = full if kept else rows
+    known = [float(table.seconds[row]) for row in rows if table.seconds[row] == table.seconds[row]]
+    limit = min(known, default=0.0) * (1 + CLOSE)
+    fastest = [row for row in rows if float(table.seconds[row]) <= limit] if known else rows
+    return Contenders(rows, fastest, bool(known), kept)
 
 
 def recommend(table: Table) -> int | None:
     """Row to take: of the least intrusive family with a plan that fits, the fastest; among those
     within 1 % of it, the smallest concession, then the smallest peak. None when nothing fits."""
-    fitting = [row for row in range(len(table)) if table.fits[row]]
-    if not fitting:
-        return None
-
-    def family(row: int) -> int:
-        return FAMILIES.index(family_of(table.setups[table.setup_index[row]]))
-
-    least = min(family(row) for row in fitting)
-    rows = _kept_precision(table, [row for row in fitting if family(row) == least])
-    known = [float(table.seconds[row]) for row in rows if table.seconds[row] == table.seconds[row]]
-    if known:
-        limit = min(known) * (1 + CLOSE)
-        rows = [row for row in rows if float(table.seconds[row]) <= limit]
+    found = contenders(table)
 
     def order(row: int) -> tuple[tuple[int, ...], bool, int, float]:
         setup = table.setups[table.setup_index[row]]
         # As fast in fp32 as in 16 bits: then nothing is gained by giving precision up.
-        lossless = bool(known) and setup.numerics.level == "O0"
+        lossless = found.timed and setup.numerics.level == "O0"
         *others, precision = concession(setup)
         return tuple(others), not lossless, precision, float(table.peak_bytes[row])
 
-    return min(rows, key=order)
+    return min(found.fastest, key=order, default=None)
 
 
 def _best_split(setup: Setup, parts: Sequence[Split], budget: Budget) -> tuple[Split, float, bool]:
@@ -196,61 +222,3 @@ def _masters(choices: Sequence[Setup]) -> object:
 def _optimizer(choices: Sequence[Setup], name: str) -> object:
     found = [setup.optimizer for setup in choices if setup.optimizer.name == name]
     return found[0] if found else None
-
-
-def reason(rungs: Sequence[Rung], chosen: Setup, *, timed: bool) -> str:
-    """Why this family and these concessions, in one line."""
-    family = family_of(chosen)
-    failed = [rung.words() for rung in rungs if not rung.fits]
-    fastest = "within 1 % of the fastest" if timed else "that fit (times are unknown)"
-    taken = f"of the plans {fastest}, the one that gives up least is taken"
-    if not failed:
-        return f"{rungs[0].words()} without any concession; {taken}"
-    tail = f"; family {family}: {RISKS[family]}" if family != EXACT else ""
-    return f"{'; '.join(failed[-2:])}; {taken}{tail}"
-
-
-def slowness(chosen: Plan, plans: Sequence[Plan]) -> str:
-    """What the least intrusive family costs in time, where that is much; else nothing."""
-    faster = [plan for plan in plans if plan.fits and plan.relative_time is not None]
-    best = min(faster, key=lambda plan: plan.relative_time or 0.0, default=None)
-    if best is None or chosen.relative_time is None or best.relative_time is None:
-        return ""
-    factor = chosen.relative_time / best.relative_time
-    if factor < SLOW:
-        return ""
-    name = f"{best.precision} of family {best.family} ({best.risk})"
-    return f"; it is estimated to take {factor:.1f} times as long as {name}, which fits too"
-
-
-def shortfall(table: Table, budget: Budget, limits: Limits) -> str:
-    """What would have to give when nothing fits: one line with the cause."""
-    choices = table.setups
-    if not len(table):
-        return "no configuration is left by the constraints: allow more families or precisions"
-    row = min(range(len(table)), key=lambda index: float(table.peak_bytes[index]))
-    best, peak = choices[table.setup_index[row]], float(table.peak_bytes[row])
-    micro_batch = int(table.micro_batch[row])
-    room = max(0.0, budget.largest_peak)
-    static = min(
-        sum(step.fixed_bytes for step in moments(setup, accumulating=False)[-1:])
-        for setup in choices
-    )
-    needs = f"{format_bytes(budget.needed(peak))} of device memory"
-    if static > room:
-        cause = (
-            f"weights, gradients and states alone need {format_bytes(static)} and"
-            f" {format_bytes(room)} is usable: accumulation cannot help"
-        )
-    else:
-        cause = "activations and logits do not fit beside weights and states"
-    how = f"{best.numerics.name}, {best.checkpointing} checkpointing, b={micro_batch}"
-    cause += f"; the smallest peak is {format_bytes(peak)} ({how})"
-    left = [name for name in FAMILIES if name not in limits.families]
-    others = []
-    if micro_batch > limits.min_micro_batch and static <= room:
-        others.append("accumulate more (--max-accumulation)")
-    others.append("shard over more devices (--devices N)")
-    if left:
-        others.append(f"allow other families ({', '.join(left)})")
-    return f"{cause}; it takes {needs}" + (f", or {' or '.join(others)}" if others else "")

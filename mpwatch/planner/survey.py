@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from mpwatch.planner.advice import Rung, ladder, reason, recommend, shortfall, slowness
+from mpwatch.planner.advice import Rung, contenders, ladder, recommend
 from mpwatch.planner.candidates import (
     Split,
     Table,
@@ -31,6 +31,7 @@ from mpwatch.planner.plans import (
     family_of,
     make_plan,
 )
+from mpwatch.planner.reasons import reason, shortfall
 from mpwatch.planner.timing import samples_factor, soonest_accumulation
 
 
@@ -147,12 +148,7 @@ def survey(model: Model, card: Card, budget: Budget, limits: Limits) -> Survey:
     by_row = dict(zip(rows, plans, strict=True))
     rungs = ladder(choices, parts, budget)
     text = (
-        reason(
-            rungs,
-            choices[table.setup_index[chosen]],
-            timed=by_row[chosen].relative_time is not None,
-        )
-        + slowness(by_row[chosen], plans)
+        reason(rungs, by_row[chosen], contenders(table), budget, plans)
         if chosen is not None
         else shortfall(table, budget, limits)
     )

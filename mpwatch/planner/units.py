@@ -64,14 +64,23 @@ def parse_interval(text: str, what: str) -> tuple[float, float]:
     return ends
 
 
-def format_bytes(value: float) -> str:
-    """Three significant figures in decimal units: `14.6 GB`."""
+def format_bytes(value: float, more: int = 0) -> str:
+    """Three significant figures in decimal units, or `more`: `14.6 GB`."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= size:
             scaled = value / size
             digits = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
-            return f"{scaled:.{digits}f} {unit}"
+            return f"{scaled:.{digits + more}f} {unit}"
     return f"{value:.0f} B"
+
+
+def format_apart(first: float, second: float) -> tuple[str, str]:
+    """Two sizes with as many figures as it takes to see which is larger."""
+    for more in range(6):
+        found = format_bytes(first, more), format_bytes(second, more)
+        if found[0] != found[1]:
+            break
+    return found
 
 
 def format_count(value: float) -> str:

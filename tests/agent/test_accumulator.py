@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from mpwatch.events import AgentExited
 from mpwatch_agent.accumulator import Accumulator
 from mpwatch_agent.micro_splits import split
 from tests.support.agent_runs import listening, specification
@@ -200,6 +201,42 @@ with watch(optimizer) as job:
             gather.backward(loss, weight=size)
         print(sum(loss * size for loss, size in seen) / 18)
 """
+
+
+REST = """
+import torch
+from mpwatch_agent import watch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def train(job, micro_batches, partial):
+    # Gone when the run ends, with what it holds.
+    gather = job.accumulator(optimizer, 4, partial=partial)
+    updates = 0
+    for x in gather.batches(torch.randn(2, 4) for _ in range(micro_batches)):
+        updates += gather.backward(model(x).pow(2).mean())
+    print(updates, gather.updates, gather.micro_batches)
+
+with watch(optimizer) as job:
+    train(job, 8, "carry")
+    train(job, 5, "step")
+    train(job, 6, "drop")
+    train(job, 7, "carry")
+"""
+
+
+def test_a_rest_that_is_carried_to_the_end_is_reported(tmp_path: Path, forge: Forge) -> None:
+    (tmp_path / "script.py").write_text(REST)
+    with listening(tmp_path) as listener:
+        process = forge.run(tmp_path / "script.py", tmp_path, specification=specification(tmp_path))
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    # Whole windows, a stepped rest, a dropped one: nothing waits. Of the last seven, three do.
+    assert process.communicate()[0].decode().splitlines() == ["2 2 0", "1 2 0", "1 1 0", "1 1 3"]
+    (exited,) = listener.of(AgentExited)
+    assert exited.windows_dropped == 3
+    assert len(listener.steps()) == 6
 
 
 def test_the_reported_loss_is_the_mean_over_samples(tmp_path: Path, forge: Forge) -> None:

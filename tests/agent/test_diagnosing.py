@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from mpwatch.events import DiagnosisRaised, HookDisabled
+from mpwatch.events import DiagnosisRaised, HookDisabled, OverflowLocated
 from mpwatch_agent import verdicts
+from mpwatch_agent.diagnoses import ScheduleAhead, StepSeen
 from mpwatch_agent.layers import grouped
 from mpwatch_agent.verdicts import Findings
 from tests.support.agent_runs import listening, specification
 from tests.support.forge import Forge
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "scaler_mistakes.py"
+NARROW = SCRIPT.with_name("narrow_headroom.py")
 
 # case: (name, severity, words of the evidence)
 MISTAKES = {
@@ -19,10 +21,21 @@ MISTAKES = {
     "A2": ("forward_not_finite", "fault", "8 windows in a row since step 9"),
     "A3": ("optimizer_without_gradients", "fault", "Adam: 0 of 4 parameters have gradients"),
     "A4": ("weights_are_fp16", "fault", "4 of 4 trainable tensors are float16: 0.weight"),
-    "A5": ("unscaled_twice", "fault", "at micro-batch 6 of the window, usually 4 long"),
-    "A6": ("schedule_ahead_of_updates", "warning", "is 4 steps ahead of the updates"),
+    "A5": (
+        "unscaled_twice",
+        "fault",
+        "a second time with no scaler.update() in between, 6 micro-batches into a window that is"
+        " usually 4 long; since the last update: unscale_, then unscale_, which torch refused",
+    ),
+    "A6": ("schedule_ahead_of_updates", "warning", "is 10 steps ahead of the updates"),
     "A7": ("scaler_not_restored", "warning", "at step 4, the scaler restarted at 65536"),
     "A8": ("clipped_before_unscale", "fault", "at scale 1024, true norm 0."),
+    "A10": (
+        "unscaled_twice",
+        "fault",
+        "after scaler.step(optimizer) with no scaler.update() in between; since the last update:"
+        " unscale_, then scaler.step, then unscale_, which torch refused",
+    ),
     "A9": ("eps_vanishes_in_fp16", "warning", "eps 1e-08 of Adam underflows in float16"),
 }
 
@@ -63,6 +76,49 @@ def test_its_healthy_twin_is_left_alone(tmp_path: Path, forge: Forge, case: str)
     assert "warning:" not in stderr
 
 
+def skips(*numbers: int, scale: float = 65536.0, last: int = 60) -> list[str]:
+    """What is said of a schedule that moves on at every step, where `numbers` are skipped."""
+    rule, said, start = ScheduleAhead(), [], scale
+    for number in range(1, last + 1):
+        after = scale / 2 if number in numbers else scale
+        found = rule.step(
+            StepSeen(
+                step=number,
+                applied=number not in numbers,
+                overflowed=number in numbers,
+                bad_loss=False,
+                scale_before=scale if start else None,
+                scale_after=after if start else None,
+                growth_interval=2000,
+                learning_rates=(1.0 / number,),
+            )
+        )
+        scale = after
+        said += [found.evidence] if found is not None else []
+    return said
+
+
+def test_a_scale_that_starts_too_high_puts_no_schedule_ahead() -> None:
+    # The scale of torch needs a dozen halvings here, one after another or nearly so.
+    assert skips(*range(1, 13)) == []
+    assert skips(1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 15) == []
+    # Three more in the course of a run do no harm.
+    assert skips(*range(1, 13), 20, 30, 40) == []
+    # Quiet steps are not told to the rule: what lies between counts all the same.
+    (said,) = skips(*range(1, 7), 20, 30, 40, 50)
+    assert said == (
+        "the learning rate moved on after 4 steps that were skipped, with 6 more at the start,"
+        " while the scale came down: the schedule is 10 steps ahead of the updates"
+    )
+
+
+def test_skips_that_no_scale_explains_put_a_schedule_ahead() -> None:
+    # From 65536 the scale is 1 after 16 halvings; then it is not what starts too high.
+    assert "after 4 steps that were skipped, with 16 more at" in skips(*range(1, 22))[0]
+    # Without a scaler nothing comes down.
+    assert "after 4 steps that were skipped: the" in skips(*range(1, 6), scale=0.0)[0]
+
+
 def test_verdicts_follow_their_evidence() -> None:
     steady = [1.0, 0.9, 0.95, 0.9, 0.85, 0.9, 0.88, 0.86]
     running_away = [1.0, 0.9, 0.95, 0.9, 0.85, 4.0, 9.0, 30.0]
@@ -70,6 +126,19 @@ def test_verdicts_follow_their_evidence() -> None:
         (Findings(scale=1024.0, clean_windows=0, losses=steady), "scale_too_high"),
         (Findings(scale=1024.0, clean_windows=2, losses=steady), "scale_too_high"),
         (Findings(scale=1024.0, clean_windows=3, losses=steady), "bad_batch"),
+        (Findings(scale=1024.0, clean_windows=3, losses=steady, largest=6e4), "bad_batch"),
+        (
+            Findings(scale=1.0, clean_windows=3, losses=steady, largest=6e4, micro_loss=0.9),
+            "scale_too_high",
+        ),
+        (
+            Findings(scale=1.0, clean_windows=3, losses=steady, largest=6e4, micro_loss=9.0),
+            "bad_batch",
+        ),
+        (
+            Findings(scale=1.0, clean_windows=3, losses=steady, largest=9e3, micro_loss=0.9),
+            "bad_batch",
+        ),
         (Findings(scale=1024.0, clean_windows=99, losses=running_away), "diverging"),
         (Findings(losses=steady), "bad_batch"),
         (Findings(), "unknown"),
@@ -81,6 +150,39 @@ def test_verdicts_follow_their_evidence() -> None:
     for findings, verdict in table:
         assert verdicts.judge(findings).verdict == verdict
     assert "2.0 octaves below" in verdicts.judge(Findings(scale=2.0, largest=65504 / 4)).evidence
+
+
+@pytest.mark.parametrize(
+    ("case", "verdict", "but"),
+    [
+        (
+            "drifted",
+            "scale_too_high",
+            ", but its loss is ordinary and the scale leaves little room",
+        ),
+        ("bad", "bad_batch", ""),
+    ],
+)
+def test_little_room_and_an_ordinary_loss_speak_against_the_scale(
+    tmp_path: Path, forge: Forge, case: str, verdict: str, but: str
+) -> None:
+    """The same headroom: only the loss tells an ordinary batch from a bad one."""
+    with listening(tmp_path) as listener:
+        process = forge.run(NARROW, tmp_path, case, specification=specification(tmp_path))
+        while process.poll() is None:
+            listener.drain(0.1)
+        listener.drain(0.2)
+    printed = process.communicate()[0].decode().split()
+    *before, loss, scale = printed
+    assert (before, scale) == ([before[0], "1024"] * 6, "512")
+    (found,) = listener.of(OverflowLocated)
+    assert (found.verdict, found.step) == (verdict, 7)
+    assert found.evidence.startswith(
+        f"6 windows before it were clean at scale 1024 or above{but};"
+        f" its loss as passed to backward {loss}, typical {before[0]};"
+    )
+    # log2(65504 / (1024 * 40)): the other layer's gradient, which is finite.
+    assert found.headroom_octaves == pytest.approx(0.6774, abs=1e-3)
 
 
 def test_layers_are_put_together_until_few_are_left() -> None:

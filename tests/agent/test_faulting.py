@@ -40,7 +40,7 @@ def test_overflow_in_the_last_micro_batch_skips_one_step(tmp_path: Path, forge: 
     assert code == 0
     assert [words[1] for words in lines] == ["True", "True", "False", "True", "True"]
     assert [float(words[2]) for words in lines] == [1024, 1024, 512, 512, 512]
-    assert told(listener) == [("overflow", 3, None, "2.bias")]
+    assert told(listener) == [("overflow", 3, 2, "2.bias")]
     steps = listener.steps()
     assert [step.applied for step in steps] == [True, True, False, True, True]
     assert [step.overflow for step in steps] == [False, False, True, False, False]

@@ -1,7 +1,9 @@
 """Fronts, splits, monotonicity, recommendation: properties that must hold for any model."""
 
 import itertools
+import re
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from mpwatch.planner.numerics import PRECISIONS, find_optimizer, find_precision
 from mpwatch.planner.pareto import dominates, front, thin
 from mpwatch.planner.plans import Budget, Limits
 from mpwatch.planner.presets import param_fraction, simple_tree
-from mpwatch.planner.survey import survey
+from mpwatch.planner.survey import Survey, survey
 from mpwatch.planner.timing import (
     best_accumulation,
     rates,
@@ -300,3 +302,57 @@ def test_articles_tree_finds_a_fit_where_there_is_none() -> None:
 
 def test_articles_batch_floor_asks_for_millions_of_samples() -> None:
     assert param_fraction(7e9) == (pytest.approx(7e6), pytest.approx(35e6))
+
+
+def reasoned(card: str, cuda: bool = True, **changes: Any) -> Survey:
+    """A survey of a small model on a card given by its size."""
+    shape = transformer(layers=24, hidden=1024, heads=16, sequence=1024, vocabulary=50304)
+    size = round(float(card.removesuffix("GB")) * 1e9)
+    budget = Budget(memory_bytes=size, context_bytes=600_000_000 if cuda else 0)
+    return survey(shape, find_card(card), budget, Limits(cuda=cuda, **{"batch": 32, **changes}))
+
+
+def test_what_is_said_not_to_fit_is_told_apart_from_what_is_taken() -> None:
+    """As many samples at once, other attention: the row taken was said to be too large."""
+    answer = reasoned("200GB", precisions=("O1:bf16",))
+    chosen = answer.recommended
+    assert chosen is not None
+    assert (chosen.precision, chosen.micro_batch, chosen.accumulation_steps) == ("O1:bf16", 32, 1)
+    failed = [rung for rung in answer.rungs if not rung.fits]
+    for rung in failed:
+        assert rung.at() in answer.reason
+        assert rung.setup.attention != chosen.attention
+    assert "without any concession" not in answer.reason
+
+
+def test_sizes_are_told_with_as_many_figures_as_it_takes() -> None:
+    """A peak just over what is usable does not read as what is usable."""
+    rungs = reasoned("8GB", precisions=("O1:bf16",), families=("exact",)).rungs
+    peak = rungs[-1].peak_bytes
+    # Another 0.02 % of the peak is missing: three figures cannot tell.
+    memory = f"{(peak * 0.9998 + 1.1e9) / 1e9:.6f}GB"
+    answer = reasoned(memory, precisions=("O1:bf16",))
+    assert " that are usable" in answer.reason
+    sizes = re.findall(r"([0-9.]+) GB", answer.reason.split(" that are usable")[0])
+    assert float(sizes[-2]) > float(sizes[-1])
+
+
+def test_the_fastest_is_the_fastest_of_what_was_looked_at() -> None:
+    """`within 1 % of the fastest` beside `34 times as long as` another: not in one sentence."""
+    answer = reasoned("8.4GB", families=("exact", "lora"))
+    chosen = answer.recommended
+    assert chosen is not None
+    assert chosen.relative_time is not None
+    assert chosen.relative_time > 2
+    assert f"{chosen.relative_time:.1f} times as long as" in answer.reason
+    assert re.search(r"of the \d+ plans of family exact that fit", answer.reason) or (
+        "the only plan of family exact that fits" in answer.reason
+    )
+
+
+def test_on_a_processor_fp32_is_kept_and_that_is_the_reason() -> None:
+    answer = reasoned("200GB", cuda=False)
+    assert answer.recommended is not None
+    assert answer.recommended.precision == "O0"
+    assert "16 bits are not known to be faster" in answer.reason
+    assert "O1:bf16" not in answer.reason

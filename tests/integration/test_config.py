@@ -34,6 +34,18 @@ def test_a_flag_wins_over_environment_over_file_over_default(place: Place) -> No
     assert found["headless"] == {"value": False, "origin": "default"}
 
 
+def test_a_mistyped_variable_is_named_and_harms_nothing(place: Place) -> None:
+    done = place.mpwatch("run", "script.py", environment={"MPWATCH_MAXSTEPS": "2"})
+    assert (done.returncode, done.stdout) == (0, b"ran\n")
+    told = b"mpwatch: environment: MPWATCH_MAXSTEPS (is MPWATCH_MAX_STEPS meant?) is no variable"
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True]
+    done = place.mpwatch("config", environment={"MPWATCH_MAXSTEPS": "2"})
+    assert (done.returncode, done.stderr.startswith(told)) == (0, True)
+    # Turned off: no line.
+    off = {"MPWATCH_MAXSTEPS": "2", "MPWATCH_DISABLED": "1"}
+    assert place.mpwatch("run", "script.py", environment=off).stderr == b""
+
+
 def test_a_projects_file_is_read_where_there_is_no_own_one(place: Place) -> None:
     project = place.directory / "pyproject.toml"
     project.write_text("[project]\nname = 'x'\n[tool.mpwatch]\nname = 'base'\ninject = []\n")
@@ -84,21 +96,36 @@ def test_a_bad_file_is_one_line(place: Place, text: str, said: str) -> None:
     assert said in done.stderr.decode()
 
 
-def test_a_plans_requests_are_named_as_not_applied(place: Place) -> None:
-    (place.directory / "plan.toml").write_text(
+def test_a_plans_precision_is_applied_and_the_rest_is_named(place: Place) -> None:
+    plan = place.directory / "plan.toml"
+    plan.write_text(
         "[plan]\nprecision = 'O1:fp16'\nmicro_batch = 8\naccumulation_steps = 4\nfits = true\n"
         "batch = 32\nfamily = 'exact'\npeak_bytes = 1\nlabel = 'estimated'\n"
     )
     done = place.mpwatch("run", "--headless", "--config", "plan.toml", "script.py")
     assert (done.returncode, done.stdout) == (0, b"ran\n")
-    lines = done.stderr.decode().splitlines()
-    assert len(lines) == 3
-    for line, (name, value) in zip(
-        lines,
-        [("precision", "O1:fp16"), ("micro_batch", "8"), ("accumulation_steps", "4")],
-        strict=True,
-    ):
-        assert line.startswith(f"mpwatch: plan: {name} = {value} is not applied by itself; ")
+    assert done.stderr.decode().splitlines() == [
+        "mpwatch: plan: precision = O1:fp16 is applied; --precision O0 leaves the script's own",
+        "mpwatch: plan: micro_batch = 8 is not applied by itself; the script's own stays",
+        "mpwatch: plan: accumulation_steps = 4 is not applied by itself; give --accumulate K, with"
+        " K = 4 / the micro-batches that the script gathers for a step by itself",
+    ]
+    known = settings(place, "--config", "plan.toml")["precision"]
+    assert known == {"value": "O1:fp16", "origin": "plan.toml [plan]"}
+    # What was given by hand wins, and that is said.
+    words = ["--config", "plan.toml", "--precision", "O0", "--accumulate", "2"]
+    done = place.mpwatch("run", "--headless", *words, "script.py")
+    told = done.stderr.decode().splitlines()
+    assert told[0].endswith("precision = O1:fp16 gives way to O0 (flag --precision)")
+    assert told[2].endswith("gives way to K = 2 (flag --accumulate), times the script's own")
+    assert settings(place, *words)["precision"]["value"] == "O0"
+    # Without its adapters a plan with LoRA is another one.
+    plan.write_text("[plan]\nprecision = 'O2:fp16'\nfamily = 'lora'\n")
+    assert settings(place, "--config", "plan.toml")["precision"]["value"] is None
+    plan.write_text("[plan]\nprecision = 'half'\n")
+    done = place.mpwatch("run", "--headless", "--config", "plan.toml", "script.py")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"plan.toml [plan]: precision: 'half' is no precision" in done.stderr
 
 
 def test_the_table_is_for_people(place: Place) -> None:

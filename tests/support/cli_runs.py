@@ -20,7 +20,7 @@ SOURCES = os.pathsep.join(str(ROOT / part) for part in (".", "agent", "tui"))
 MPWATCH = [sys.executable, "-m", "mpwatch"]
 DEADLINE_S = 60.0
 # Every process of a test inherits this variable, whatever becomes of its parents.
-MARKER = "MPWATCH_TEST_PLACE"
+MARKER = "_MPWATCH_TEST_PLACE"
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:

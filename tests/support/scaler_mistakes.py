@@ -1,6 +1,6 @@
 """One mistake around a loss scaler per run, or the same loop without it.
 
-python scaler_mistakes.py A1..A9 [healthy]
+python scaler_mistakes.py A1..A10 [healthy]
 """
 
 import contextlib
@@ -85,9 +85,10 @@ if case == "A5":
                     optimizer.zero_grad()
 if case == "A6":
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 0.01 * step)
+    # The scale comes down from its start, which is normal; a burst of overflows comes later.
     for step in range(24):
         before = scaler.get_scale()
-        train(1, scaler, (0,) if step < 6 else ())
+        train(1, scaler, (0,) if step < 6 or 12 <= step < 16 else ())
         if not healthy or scaler.get_scale() >= before:
             scheduler.step()
 if case == "A7":
@@ -110,6 +111,15 @@ if case == "A8":
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+if case == "A10":
+    with contextlib.suppress(RuntimeError):
+        for step in range(4):
+            scaler.scale(loss_of(model)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            if healthy or step < 1:
+                scaler.update()
+            optimizer.zero_grad()
 if case == "A9":
     dtype = torch.float32 if healthy else torch.float16
     weight = nn.Parameter(torch.ones(4, dtype=dtype))

@@ -7,8 +7,8 @@ import pytest
 
 from mpwatch import events
 from mpwatch.codec import decode_event, decode_frame
-from mpwatch.events import CommandRefused, Event, JobStarted, OutputLine
-from mpwatch.store import PhaseSeconds, RunView
+from mpwatch.events import CommandRefused, Event, FaultInjected, JobStarted, OutputLine
+from mpwatch.store import PhaseBytes, PhaseSeconds, RunView
 from mpwatch_tui import bars, figures, heading
 from mpwatch_tui.journal import KEPT_LINES, Journal
 from mpwatch_tui.log_panel import wrapped
@@ -39,7 +39,7 @@ def journal(*said: Event, **envelope: Any) -> list[str]:
         (figures.number(0.00012345), "0.0001234"),
         (figures.number(math.nan), "nan"),
         (figures.scale(65536.0), "65536"),
-        (figures.scale(2.0**40), "1.1e+12"),
+        (figures.scale(2.0**40), "2^40"),
         (figures.scale(0.5), "0.5"),
         (figures.scale(math.inf), "inf"),
         (figures.seconds(0.0000123), "12.3 us"),
@@ -68,6 +68,7 @@ def test_the_log_tells_what_plots_do_not() -> None:
         step(4, loss=math.nan),
         step(5, applied=False),
         CommandRefused(id="1", command="pause", reason="no"),
+        FaultInjected(fault="overflow", step=6, micro_batch=2, target="head.weight"),
     )
     assert said == [
         "attempt 1 started as process 12",
@@ -76,6 +77,7 @@ def test_the_log_tells_what_plots_do_not() -> None:
         "step 4 loss is nan",
         "step 5 skipped: the optimizer's update did not run",
         "pause refused: no",
+        "injected overflow at step 6, micro-batch 2 in head.weight",
     ]
 
 
@@ -148,14 +150,37 @@ def test_the_header_keeps_what_matters_when_there_is_little_room() -> None:
     facts = Facts(run_id="id", name="gpt", state="running", started_at=10.0)
     picture = Picture(facts=facts, view=seen, now=105.0)
     assert text(heading.header_rows(picture, 60, 2, Looks(ascii=True))) == [
-        " * running  gpt  0:01:35  nxK 2x2=4  attempt 1  id",
+        " * running  gpt  0:01:35  accum 2x2=4  attempt 1  id",
         " step 120  12.5 steps/s  loss 1.9  scale 16384  skipped 2",
     ]
     assert text(heading.header_rows(picture, 120, 3, Looks(ascii=True))) == [
         " * running  gpt  0:01:35  attempt 1  id",
-        " step 120  12.5 steps/s  400 samples/s  nxK 2x2=4",
+        " step 120  12.5 steps/s  400 samples/s  accum 2x2=4",
         " loss 1.9  scale 16384  skipped 2  applied 118",
     ]
+
+
+def test_micro_batches_per_update_are_named_and_not_multiplied_by_one() -> None:
+    def window(**fields: int) -> str:
+        facts = Facts(run_id="id", name="gpt", state="running", started_at=10.0)
+        picture = Picture(facts=facts, view=view(**fields), now=105.0)
+        return text(heading.header_rows(picture, 120, 3, PLAIN))[1]
+
+    assert window(script_window=4, multiplier=1, accumulation_steps=4).endswith("accum 4")
+    shown = window(script_window=2, multiplier=2, accumulation_steps=4)
+    assert shown.endswith("accum 2\u00d72=4")
+
+
+def test_memory_says_whose_it_is() -> None:
+    """The job's memory is not the phases'; at the width of a small terminal's panel."""
+    system = events.SystemSampled(job_resident_bytes=2 * 10**9, memory_total_bytes=32 * 10**9)
+    held = {"forward": PhaseBytes(start=1, peak=241 * 10**6, end=1, kind="resident")}
+    rows = text(bars.memory_rows(view(system=system, memory_bytes=held), 39, 4, Looks(ascii=True)))
+    assert rows[0] == "- memory: job, and resident by phase --"
+    assert rows[1].split("-")[-1] == " 2 GB of 32 GB"
+    assert rows[1].startswith(" whole job ")
+    assert rows[2] == " forward    ####### 241 MB peak seen"
+    assert max(map(len, rows)) <= 39
 
 
 def test_time_stands_still_when_the_job_does() -> None:

@@ -56,7 +56,8 @@ def _largest(
 def memory_rows(view: RunView, width: int, height: int, looks: Looks) -> list[Row]:
     """GPUs and the job's processes from outside, then the largest reading of each phase."""
     kinds = sorted({looks.text(held.kind, 20) for held in view.memory_bytes.values()})
-    rows: list[Row] = [title(f"memory {', '.join(kinds)}".rstrip(), width, looks)]
+    by_phase = f": job, and {', '.join(kinds)} by phase" if kinds else ""
+    rows: list[Row] = [title(f"memory{by_phase}", width, looks)]
     rows += _system_rows(view, width, looks)
     peaks: dict[str, int] = {n: view.memory_bytes[n].peak for n in PHASES if n in view.memory_bytes}
     rows += _peak_rows(peaks, width, looks)
@@ -79,14 +80,14 @@ def _system_rows(view: RunView, width: int, looks: Looks) -> list[Row]:
     if system.job_resident_bytes is not None:
         used, total = system.job_resident_bytes, system.memory_total_bytes
         words = f"{figures.size(used)} of {figures.size(total)}"
-        rows.append(_level("job", used, total, words, width, looks))
+        rows.append(_level("whole job", used, total, words, width, looks))
     return rows
 
 
 def _peak_rows(peaks: Mapping[str, int], width: int, looks: Looks) -> list[Row]:
     most = max(peaks.values(), default=0)
     return [
-        _level(name, peak, most, f"{figures.size(peak)} seen", width, looks)
+        _level(name, peak, most, f"{figures.size(peak)} peak seen", width, looks)
         for name, peak in peaks.items()
     ]
 

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from mpwatch.vocabulary import scale_words
+
 _BYTES: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -12,14 +14,7 @@ def number(value: float | None) -> str:
 
 def scale(value: float | None) -> str:
     """A loss scale: powers of two stay readable as such."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value == int_or_none(value) and value < 1e7 else f"{value:.4g}"
-
-
-def int_or_none(value: float) -> int | None:
-    """The whole number that `value` is, if it is one."""
-    return int(value) if value == value and abs(value) < 1e15 and value == int(value) else None
+    return "-" if value is None else scale_words(value)
 
 
 def seconds(value: float | None) -> str:

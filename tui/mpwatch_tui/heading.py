@@ -77,8 +77,10 @@ def _window(picture: Picture, looks: Looks) -> list[Row]:
     view = picture.view
     if view.accumulation_steps is None:
         return []
-    words = f"{view.script_window}{looks.times}{view.multiplier or 1}={view.accumulation_steps}"
-    return [_pair(f"n{looks.times}K", words)]
+    words = str(view.accumulation_steps)
+    if view.multiplier not in (None, 1):
+        words = f"{view.script_window}{looks.times}{view.multiplier}={words}"
+    return [_pair("accum", words)]
 
 
 def _health(picture: Picture) -> list[Row]:

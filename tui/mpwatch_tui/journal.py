@@ -176,8 +176,10 @@ def _applied(event: Any) -> Said:
 
 
 def _fault(event: Any) -> Said:
+    micro = "" if event.micro_batch is None else f", micro-batch {event.micro_batch}"
     target = f" in {clean_text(event.target, 80)}" if event.target else ""
-    return Said("warn", f"injected {clean_text(event.fault, 20)} at step {event.step}{target}")
+    text = f"injected {clean_text(event.fault, 20)} at step {event.step}{micro}{target}"
+    return Said("warn", text)
 
 
 _TELLERS: Final[dict[str, Callable[[Any], Said | None]]] = {
