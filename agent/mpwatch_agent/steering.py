@@ -132,28 +132,28 @@ class Steering:
             part.gradients_whole(optimizer)
 
     def swallows_unscale(self, scaler: Any, optimizer: Any) -> bool:
+        swallowed = False
         for part in self.parts:
-            if part.swallows_unscale(scaler, optimizer):
-                return True
-        return False
+            swallowed = swallowed or part.swallows_unscale(scaler, optimizer)
+        return swallowed
 
     def swallows_scaler_step(self, scaler: Any, optimizer: Any) -> bool:
+        swallowed = False
         for part in self.parts:
-            if part.swallows_scaler_step(scaler, optimizer):
-                return True
-        return False
+            swallowed = swallowed or part.swallows_scaler_step(scaler, optimizer)
+        return swallowed
 
     def swallows_update(self, scaler: Any) -> bool:
+        swallowed = False
         for part in self.parts:
-            if part.swallows_update(scaler):
-                return True
-        return False
+            swallowed = swallowed or part.swallows_update(scaler)
+        return swallowed
 
     def swallows_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        swallowed = False
         for part in self.parts:
-            if part.swallows_step(optimizer, (args, kwargs)):
-                return True
-        return False
+            swallowed = swallowed or part.swallows_step(optimizer, (args, kwargs))
+        return swallowed
 
     def step_called(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for part in self.parts:
