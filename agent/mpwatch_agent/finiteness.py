@@ -13,6 +13,8 @@ import torch
 # Tensors up to so many elements are watched whole, of larger ones a block.
 WHOLE = 4096
 BLOCK = 64
+_set_grad_enabled = torch._C._set_grad_enabled
+_flattened = torch._C._nn.flatten_dense_tensors
 
 
 class Extremes(NamedTuple):
@@ -113,7 +115,8 @@ class Watched:
 
     def __init__(self, optimizer: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._count = len(parameters)
+        # By group, as they were: asking each gradient for its size would take as long again.
+        self._large = [[p.numel() > WHOLE for p in g["params"]] for g in optimizer.param_groups]
         gradients = [p.grad for p in parameters if p.grad is not None]
         kinds = {(type(g), g.layout, g.device, g.dtype) for g in gradients}
         first = gradients[0] if gradients else None
@@ -127,30 +130,45 @@ class Watched:
         )
 
     def is_of(self, optimizer: Any) -> bool:
-        """Whether the optimizer still has as many parameters."""
-        return sum(len(group["params"]) for group in optimizer.param_groups) == self._count
+        """Whether the optimizer still has as many parameters in its groups."""
+        groups, known = optimizer.param_groups, self._large
+        if len(groups) != len(known):
+            return False
+        for group, sizes in zip(groups, known, strict=True):
+            if len(group["params"]) != len(sizes):
+                return False
+        return True
 
-    @torch.no_grad()
     def look(self, optimizer: Any) -> torch.Tensor | None:
         """As `watched_sum` of the gradients that are there now."""
-        pieces = [
-            g if g.numel() <= WHOLE else g.as_strided((BLOCK,), (1,))
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if (g := p.grad) is not None
-        ]
-        return torch._C._nn.flatten_dense_tensors(pieces).sum() if pieces else None
+        # Not by `torch.no_grad`, whose calls of Python would be most of what this takes.
+        enabled = torch.is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            pieces = [
+                g.as_strided((BLOCK,), (1,)) if large and g.numel() > WHOLE else g
+                for group, sizes in zip(optimizer.param_groups, self._large, strict=True)
+                for p, large in zip(group["params"], sizes, strict=True)
+                if (g := p.grad) is not None
+            ]
+            return _flattened(pieces).sum() if pieces else None
+        finally:
+            _set_grad_enabled(enabled)
 
-    @torch.no_grad()
     def look_at_all(self, optimizer: Any) -> tuple[torch.Tensor, ...]:
         """The norms of the gradients that are there now: finite where all of a gradient is."""
-        gradients = [
-            g
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if (g := p.grad) is not None
-        ]
-        return tuple(torch._foreach_norm(gradients)) if gradients else ()
+        enabled = torch.is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            try:
+                return tuple(torch._foreach_norm(gradients))
+            except TypeError:
+                # Some have none; looking for them each time would take as long as the norms.
+                there = [gradient for gradient in gradients if gradient is not None]
+                return tuple(torch._foreach_norm(there)) if there else ()
+        finally:
+            _set_grad_enabled(enabled)
 
 
 def _sum(pieces: list[torch.Tensor]) -> torch.Tensor | None:
@@ -159,7 +177,7 @@ def _sum(pieces: list[torch.Tensor]) -> torch.Tensor | None:
         groups.setdefault((piece.device, piece.dtype), []).append(piece)
     sums = []
     for same in groups.values():
-        flat = torch._C._nn.flatten_dense_tensors(same)
+        flat = _flattened(same)
         sums.append(flat.sum(dtype=_accumulates_in(flat)))
     return _total(sums)
 

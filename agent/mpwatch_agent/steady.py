@@ -14,7 +14,7 @@ from mpwatch_agent.device import Reading
 from mpwatch_agent.drafts import StepDraft, learning_rates
 from mpwatch_agent.steady_notes import Notes
 from mpwatch_agent.tracks import MicroBatch
-from mpwatch_agent.windows import sizes_of
+from mpwatch_agent.windows import TOKENS, sizes_of
 
 _clock = time.perf_counter
 _grad_enabled = torch.is_grad_enabled
@@ -70,12 +70,14 @@ class Steady(Notes):
                 if not windows.unstepped and start >= self._look_at and self.is_asked(start):
                     return self.leave()
                 micro = windows.micro = MicroBatch()
-            first = arguments[0] if arguments else None
+            first: Any = arguments[0] if arguments else None
             shape = first.shape if type(first) is torch.Tensor else None
-            if shape and len(shape) != 2:
-                micro.samples = shape[0]
-            else:
+            if not shape:
                 micro.samples, micro.tokens = sizes_of(arguments or named)
+            elif len(shape) == 2 and first.dtype in TOKENS:
+                micro.samples, micro.tokens = shape[0], shape[0] * shape[1]
+            else:
+                micro.samples = shape[0]
             self._witness.forward_begins(root, arguments, named)
             if self._edges is not None:
                 self._edge("forward")

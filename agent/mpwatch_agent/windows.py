@@ -12,7 +12,7 @@ import torch
 from mpwatch_agent.tracks import MicroBatch, OptimizerTrack, Probe, Tracks
 
 # What token ids come in; a matrix of them is a batch of sequences.
-_TOKENS = frozenset({torch.int64, torch.int32})
+TOKENS = frozenset({torch.int64, torch.int32})
 Before = list[tuple[OptimizerTrack, list[Probe]]]
 
 
@@ -180,7 +180,7 @@ def sizes_of(arguments: Any) -> tuple[int | None, int | None]:
         if found is None:
             return None, None
         shape = found.shape
-    if len(shape) == 2 and found.dtype in _TOKENS:
+    if len(shape) == 2 and found.dtype in TOKENS:
         return shape[0], shape[0] * shape[1]
     return shape[0], None
 
