@@ -3,7 +3,8 @@
 Each row is a process of its own with a real hub beside it. Hooks are switched on and off in random
 blocks of steps within that process, so that the machine's drift falls on both alike. Printed: the
 agent's own time against its budget (15 us per micro-batch + 50 us per step), what is only spent on
-sampled steps beside it, and the ratio of step times on/off with its 95 % interval.
+sampled steps and on flags of micro-batches beside it, the ratio of step times on/off with its 95 %
+interval, and what a bare call of Python takes right after a step: the unit of all of it here.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from mpwatch_agent.agent import Agent
 from mpwatch_agent.drafts import StepDraft
 
 BUDGET_MICRO_S, BUDGET_STEP_S, BUDGET_RATIO = 15e-6, 50e-6, 1.02
-STEPS_PER_BLOCK = 20
+STEPS_PER_BLOCK = 50
 SHAPES = ((1, 16), (2, 32), (2, 64), (4, 96), (6, 128), (6, 192), (6, 256), (6, 384), (6, 512))
 SHAPES += ((6, 768), (6, 1024), (6, 1536), (6, 2048))
 
@@ -56,6 +57,10 @@ class Bench:
         return time.perf_counter() - start
 
 
+def nothing() -> None:
+    """What a hook costs at least."""
+
+
 def shape_for(step_s: float, micro_batches: int) -> tuple[int, int]:
     """The smallest model of the table whose step takes about `step_s` here."""
     for layers, width in SHAPES:
@@ -65,8 +70,10 @@ def shape_for(step_s: float, micro_batches: int) -> tuple[int, int]:
     return SHAPES[-1]
 
 
-def measure(agent: Agent, bench: Bench, seconds: float) -> tuple[list[float], list[float]]:
-    """(medians of blocks with the agent on, with it off), pairwise."""
+def measure(
+    agent: Agent, bench: Bench, seconds: float, bare: list[float]
+) -> tuple[list[float], list[float]]:
+    """(medians of blocks with the agent on, with it off), pairwise; `bare` gets bare calls."""
     generator = random.Random(1)
     blocks: dict[bool, list[float]] = {True: [], False: []}
     end = time.monotonic() + seconds
@@ -76,6 +83,9 @@ def measure(agent: Agent, bench: Bench, seconds: float) -> tuple[list[float], li
             agent.gate.open = on
             agent.loop.phases.restart(time.perf_counter())
             blocks[on].append(statistics.median(bench.step() for _ in range(STEPS_PER_BLOCK)))
+            start = time.perf_counter()
+            nothing()
+            bare.append(time.perf_counter() - start)
     agent.gate.open = True
     return blocks[True], blocks[False]
 
@@ -111,9 +121,16 @@ def row(step_s: float, micro_batches: int, seconds: float, threads: int) -> None
 
         agent.reports.keep = kept  # type: ignore[method-assign]
         agent.reports.step = stepped  # type: ignore[method-assign]
-        on, off = measure(agent, bench, seconds)
-        own = [draft.agent_s - draft.sampled_s for draft in drafts]
-        report(micro_batches, on, off, own, [draft.sampled_s for draft in drafts])
+        bare: list[float] = []
+        on, off = measure(agent, bench, seconds, bare)
+        flags = [(draft.locate_us or 0.0) * 1e-6 * micro_batches for draft in drafts]
+        own = [d.agent_s - d.sampled_s - flag for d, flag in zip(drafts, flags, strict=True)]
+        beside = {
+            "sampled": [draft.sampled_s for draft in drafts],
+            "flags": flags,
+            "a bare call": bare,
+        }
+        report(micro_batches, on, off, own, beside)
     finally:
         agent.detach()
         hub.terminate()
@@ -123,7 +140,11 @@ def row(step_s: float, micro_batches: int, seconds: float, threads: int) -> None
 
 
 def report(
-    micro_batches: int, on: list[float], off: list[float], own: list[float], sampled: list[float]
+    micro_batches: int,
+    on: list[float],
+    off: list[float],
+    own: list[float],
+    beside: dict[str, list[float]],
 ) -> None:
     """Print one row against the budgets."""
     ratios = [a / b for a, b in zip(on, off, strict=True)]
@@ -135,8 +156,9 @@ def report(
     print(
         f"{statistics.median(off) * 1e3:8.2f} ms  n={micro_batches}  own {mean:6.1f} us/step "
         f"(median {statistics.median(own) * 1e6:6.1f}; budget {budget:5.1f} "
-        f"{'ok' if mean <= budget else 'OVER'})  sampled {statistics.mean(sampled) * 1e6:5.1f}  "
-        f"on/off {ratio:.4f} [{spread[25]:.4f}, {spread[974]:.4f}] "
+        f"{'ok' if mean <= budget else 'OVER'})  "
+        + "".join(f"{name} {statistics.mean(of) * 1e6:.1f}  " for name, of in beside.items())
+        + f"on/off {ratio:.4f} [{spread[25]:.4f}, {spread[974]:.4f}] "
         f"{'ok' if ratio <= BUDGET_RATIO else 'OVER'}  ({len(ratios)} pairs)",
         flush=True,
     )
