@@ -70,7 +70,11 @@ class StepDraft:
         found_inf = settle(self.found_inf)
         skipped = self.skipped_by_scaler or bool(found_inf)
         norm = self._true_norm()
-        losses = [micro.loss() for micro in self.window]
+        losses = [
+            # In one go what nearly all are: one number that is there.
+            loss[0] if len(loss := micro.losses) == 1 and type(loss[0]) is float else micro.loss()
+            for micro in self.window
+        ]
         divisor = self._divisor()
         return StepFinished(
             step=self.step,
@@ -91,8 +95,8 @@ class StepDraft:
             learning_rates=self.learning_rates,
             duration_s=self.duration_s,
             phase_s=self.phase_s,
-            samples=_total(micro.samples for micro in self.window),
-            tokens=_total(micro.tokens for micro in self.window),
+            samples=_total([micro.samples for micro in self.window]),
+            tokens=_total([micro.tokens for micro in self.window]),
             memory=self.memory,
             agent_s=self.agent_s,
             sampled_s=self.sampled_s,
@@ -135,9 +139,13 @@ def _mean(losses: list[float | None], divisor: float | None, factor: float | Non
     return sum(known) * (factor if factor is not None else (divisor or 1.0) / len(known))
 
 
-def _total(counts: Any) -> int | None:
-    values = list(counts)
-    return None if not values or None in values else sum(values)
+def _total(counts: list[int | None]) -> int | None:
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total if counts else None
 
 
 def learning_rates(optimizer: Any) -> tuple[float, ...]:

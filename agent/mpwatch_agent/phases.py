@@ -65,20 +65,28 @@ class PhaseClock:
     def follow(self, marks: list[Any], drew: bool) -> bool:
         """Enter one phase after the other, as noted: a word of `PHASES`, its moment, and so on.
 
-        `drew` and what is returned: whether a batch was drawn since the last backward.
+        As `enter` would, in one call, and without readings of memory. `drew` and what is returned:
+        whether a batch was drawn since the last backward.
         """
+        seconds, phase, since = self._seconds, self.phase, self._since
         moments = iter(marks)
         for mark, now in zip(moments, moments, strict=True):
+            name = phase
             if mark == "forward":
                 if self.pending_data:
                     self.settle_data("data")
-                self.enter("forward", now, None if drew else "data")
-                continue
-            self.enter(PHASES[mark], now)
+                if phase == "other" and not drew:
+                    name = "data"
+            if phase == "data":
+                self.pending_data += now - since
+            else:
+                seconds[name] = seconds.get(name, 0.0) + now - since
+            phase, since = PHASES[mark], now
             if mark == "drawn":
                 drew = True
             elif mark == "ended":
                 drew = False
+        self.phase, self._since = phase, since
         return drew
 
     def take(self, now: float) -> tuple[float, dict[str, float]]:
