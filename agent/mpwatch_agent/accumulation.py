@@ -211,8 +211,9 @@ class Accumulation(Part):
         stepped, unscaled = key in self._stepped, key in self._unscaled
         self._stepped.discard(key)
         self._unscaled.discard(key)
-        if any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values()):
-            return False
+        for state in scaler._per_optimizer_states.values():
+            if state["found_inf_per_device"]:
+                return False
         if unscaled and not stepped:
             # The script found something wrong after unscale and wants the scale to follow.
             self.refuse("the script unscales, discards the window and updates the scale itself")
@@ -334,7 +335,8 @@ class Accumulation(Part):
         self.grads_taken = 0
 
     def cleared(self, optimizer: Any) -> None:
-        self._cleared(self._loop.tracks.of(optimizer))
+        if self._windows:
+            self._cleared(self._loop.tracks.of(optimizer))
 
     def module_cleared(self, module: Any) -> None:
         if not self._windows:

@@ -62,4 +62,7 @@ class Clips:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         owners = self._part.owners.of_gradients(gradients)
-        return bool(owners) and all(self._part.swallows(owner) for owner in owners)
+        for owner in owners:
+            if not self._part.swallows(owner):
+                return False
+        return bool(owners)

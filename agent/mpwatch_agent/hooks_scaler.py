@@ -22,12 +22,13 @@ MAX_UNSCALED = 16
 def scale(agent: "Agent") -> Wrap:
     gate, loop, losses = agent.gate, agent.loop, agent.loop.losses
     several = agent.guard("GradScaler.scale", loop.losses.scaled)
-    steer = agent.guard_steering("steering at scale", agent.steering.scale_begins)
+    steering = agent.steering
+    steer = agent.guard_steering("steering at scale", steering.scale_begins)
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def scale(self: Any, outputs: Any) -> Any:
-            if gate.steers and self._enabled and not gate.passes():
+            if steering.scales and self._enabled and not gate.passes():
                 steer(self)
             result = original(self, outputs)
             if self._enabled and gate.open and (gate.thread is None or gate.thread == _ident()):

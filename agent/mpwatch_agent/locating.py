@@ -101,6 +101,9 @@ class Locator:
 
     def backward_ended(self, micro: MicroBatch) -> None:
         """A backward of `micro` has returned."""
+        tracks = self._loop.tracks.live
+        if len(tracks) == 1 and tracks[0].usual_window == 1:
+            return
         self.flags.backward_ended(self._loop.tracks.live, micro, self._loop.steps + 1)
 
     def gradients_whole(self, track: OptimizerTrack, optimizer: Any, norm: Any) -> None:

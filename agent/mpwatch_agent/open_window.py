@@ -54,8 +54,12 @@ class OpenWindow:
         self.generations.append(generation)
         self.script_window_over()
         self.cleared = False
-        gradients = [p.grad for p in self.track.probed()]
-        self.left = [None if g is None else (weakref.ref(g), g._version) for g in gradients]
+        self.left = []
+        for parameter in self.track.probed():
+            gradient = parameter.grad
+            self.left.append(
+                None if gradient is None else (weakref.ref(gradient), gradient._version)
+            )
 
     def backwards(self) -> int:
         """Outermost backwards that reached this optimizer in its open script window."""

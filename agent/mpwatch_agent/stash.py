@@ -99,7 +99,10 @@ class Stash:
 
 def parameters_of(optimizer: Any) -> list[Any]:
     """The parameters of `optimizer`, in the order of its groups."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    groups = optimizer.param_groups
+    if len(groups) == 1:
+        return [*groups[0]["params"]]
+    return [p for group in groups for p in group["params"]]
 
 
 @torch.no_grad()

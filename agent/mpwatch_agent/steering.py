@@ -107,6 +107,8 @@ class Steering:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.parts: list[Part] = []
+        # Whether any part acts where a loss is scaled: once per micro-batch.
+        self.scales = False
         # Optimizers, by identity, whose next step ends its window but is not to change weights.
         # Plain data: were it a question to a part that fails, a bad step would be taken.
         self.skipping: set[int] = set()
@@ -115,6 +117,7 @@ class Steering:
         """Have `part` asked as well, after those that are there."""
         self.parts.append(part)
         self.parts.sort(key=lambda each: each.order)
+        self.scales = self.scales or type(part).scale_begins is not Part.scale_begins
         self._gate.steers = True
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -103,7 +103,12 @@ class OptimizerTrack:
 
     def probed(self) -> list[Any]:
         """The probed parameters that still live."""
-        return [p for p in (reference() for reference in self._probed) if p is not None]
+        found = []
+        for reference in self._probed:
+            parameter = reference()
+            if parameter is not None:
+                found.append(parameter)
+        return found
 
     def is_cleared(self) -> bool:
         """Whether the probed gradients are gone (`p.grad = None`, a `zero_grad` unseen)."""

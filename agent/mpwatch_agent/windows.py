@@ -128,7 +128,10 @@ class Windows:
         return self._banked()
 
     def _banked(self) -> int:
-        return max((track.script_windows for track in self.tracks.live), default=0)
+        most = 0
+        for track in self.tracks.live:
+            most = max(most, track.script_windows)
+        return most
 
     def _count_backwardless(self, track: OptimizerTrack) -> None:
         micro = self.micro
