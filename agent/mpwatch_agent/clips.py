@@ -28,6 +28,11 @@ class Clips:
     def __init__(self, part: "Accumulation", loop: Loop) -> None:
         self._part = part
         self._loop = loop
+        # The last factor of a norm, what it is made of, and the scale, so that nothing else can
+        # come to be where it is.
+        self._known: tuple[int, int, int] | None = None
+        self._quotient: torch.Tensor | None = None
+        self._scale: torch.Tensor | None = None
 
     def over(self, tensors: Any) -> Clip:
         """Over which gradients a norm is taken, and whether it is all that is wanted."""
@@ -45,8 +50,16 @@ class Clips:
         scaler = self._loop.scaler
         if window is not None and window.unscaled and getattr(scaler, "_scale", None) is not None:
             # The script has unscaled, as far as it knows; never `get_scale`, which waits.
-            return Clip(tensors, self._part.k / scaler._scale)
+            return Clip(tensors, self._factor(scaler._scale))
         return Clip(tensors, self._part.k)
+
+    def _factor(self, scale: torch.Tensor) -> torch.Tensor:
+        """K over the loss scale, divided anew when either has changed."""
+        key = (self._part.k, id(scale), scale._version)
+        if key != self._known:
+            self._known, self._quotient, self._scale = key, self._part.k / scale, scale
+        assert self._quotient is not None
+        return self._quotient
 
     def _whole(self, owner: Any) -> list[Any] | None:
         """Make the gradients whole; all of them, where some of them came only now."""

@@ -17,8 +17,9 @@ from mpwatch_agent.rerun import RandomStates, autocast_like, refusal, undone
 from mpwatch_agent.shield import Gate
 from mpwatch_agent.verdicts import Findings
 
-# Forwards that draw no random number, one after the other, before that is taken for granted.
-NO_DRAW = 3
+# Forwards that draw no random number, one after the other, before that is taken for granted, and
+# how often it is looked at afterwards.
+NO_DRAW, DRAW_EVERY = 3, 16
 # Forwards are run again for the first so many losses that are not finite, then at most once in so
 # many steps.
 ALWAYS, THEN_EVERY = 3, 20
@@ -95,11 +96,17 @@ class Witness:
         self.autocast = scenes[-1].autocast is not None
         before = scenes[0].random
         if before is not None and self._undrawn >= 0:
-            # Once is for good: what draws now and then is not to be missed.
-            drew = not torch.equal(before, _random_state())
-            self._undrawn = -1 if drew else self._undrawn + 1
-            self.draws = self._undrawn < NO_DRAW
+            self._undrawn += 1
+            if self._undrawn <= NO_DRAW or self._undrawn % DRAW_EVERY == 0:
+                self._look_for_draws(before)
         return scenes
+
+    def _look_for_draws(self, before: torch.Tensor) -> None:
+        if not torch.equal(before, _random_state()):
+            # Once is for good: what draws now and then is not to be missed.
+            self._undrawn, self.draws = -1, True
+        elif self._undrawn >= NO_DRAW:
+            self.draws = False
 
     def findings(self, scenes: list[Scene], step: int) -> Findings:
         """What running these forwards again shows; the loss they led to was not finite."""
