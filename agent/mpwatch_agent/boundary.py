@@ -1,6 +1,6 @@
 """The boundary: the one place where commands take effect, never inside a window.
 
-Looks for commands at most 20 times a second, gives each exactly one outcome, pauses, and ends the
+Looks for commands at most 10 times a second, gives each exactly one outcome, pauses, and ends the
 script when it is asked to. Returns the exception that ends the script instead of raising it:
 the hook that asked raises it, outside everything that catches.
 """
@@ -30,7 +30,7 @@ from mpwatch_agent.loop import Loop
 from mpwatch_agent.orphan import Orphan
 from mpwatch_agent.outbox import Outbox
 
-LOOK_INTERVAL_S = 0.05
+LOOK_INTERVAL_S = 0.1
 HEARTBEAT_S = 1.0
 UNPAUSE_WITHOUT_HUB_S = 60.0
 # A script that swallows SystemExit this often gets SIGTERM.
