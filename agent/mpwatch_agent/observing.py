@@ -86,6 +86,7 @@ class Observing:
             from mpwatch_agent.bad_batch import Keeper
 
             self.locator.keeper = Keeper(Path(directory))
+            self.locator.witness.keeps = True
 
     # --- moments of a micro-batch: lean, each call of a function costs microseconds ----------
 

@@ -69,19 +69,22 @@ class Witness:
         self.holds = False
         # Whether forwards may draw random numbers, and how many in a row have not.
         self.draws = True
-        self._undrawn = 0
+        self._undrawn = self._forwards = 0
+        # Batches may be written to a file, to be replayed: each with its random state.
+        self.keeps = False
         # The format of the autocast that we are asked to put around forwards.
         self.steered: torch.dtype | None = None
 
     def forward_begins(self, root: Any, arguments: Any, named: Any) -> None:
         """A training forward of a root (held weakly) begins: for every micro-batch, so lean."""
         first = arguments[0] if arguments else None
+        forwards = self._forwards = self._forwards + 1
         # Not by the class, whose call would be one of Python.
         scene = (
             root,
             arguments,
             named,
-            _random_state() if self.draws or not self._gate.steady else None,
+            _random_state() if self.draws or self.keeps or forwards % DRAW_EVERY == 0 else None,
             _autocast_dtype(self.device) if _autocasts(self.device) else self.steered,
             first._version if type(first) is torch.Tensor else None,
             _state(root(), arguments, named) if self.holds else None,
@@ -96,17 +99,16 @@ class Witness:
         self.autocast = scenes[-1].autocast is not None
         before = scenes[0].random
         if before is not None and self._undrawn >= 0:
-            self._undrawn += 1
-            if self._undrawn <= NO_DRAW or self._undrawn % DRAW_EVERY == 0:
-                self._look_for_draws(before)
+            self._look_for_draws(before)
         return scenes
 
     def _look_for_draws(self, before: torch.Tensor) -> None:
         if not torch.equal(before, _random_state()):
             # Once is for good: what draws now and then is not to be missed.
             self._undrawn, self.draws = -1, True
-        elif self._undrawn >= NO_DRAW:
-            self.draws = False
+            return
+        self._undrawn += 1
+        self.draws = self._undrawn < NO_DRAW
 
     def findings(self, scenes: list[Scene], step: int) -> Findings:
         """What running these forwards again shows; the loss they led to was not finite."""
