@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpwatch import commands
-from mpwatch.vocabulary import ACTIONS_TO_COME, ON_NONFINITE, parse_interval, parse_precision
+from mpwatch.vocabulary import (
+    ACTIONS_TO_COME,
+    ON_NONFINITE,
+    parse_interval,
+    parse_precision,
+    scale_words,
+)
 from mpwatch_agent import hooks_edges
 from mpwatch_agent.nonfinite import OnNonfinite
 from mpwatch_agent.precision import Precision
@@ -114,14 +120,14 @@ def set_scale(agent: "Agent", command: commands.SetScale) -> str:
     flight = _flight(agent)
     if flight is not None:
         flight.scaler.adopt(command.scale, hold=True)
-        return f"scale {flight.scaler.scale:g}"
+        return f"scale {scale_words(flight.scaler.scale)}"
     part = _part(agent, ReplacedScaler)
     if part is not None and part.set_scale(command.scale):
-        return f"scale {command.scale:g}"
+        return f"scale {scale_words(command.scale)}"
     scaler = _own_scaler(agent)
     scaler._scale.fill_(command.scale)
     scaler._growth_tracker.fill_(0)
-    return f"scale {command.scale:g}, by the script's own {type(scaler).__name__}"
+    return f"scale {scale_words(command.scale)}, by the script's own {type(scaler).__name__}"
 
 
 def set_scaler_policy(agent: "Agent", command: commands.SetScalerPolicy) -> str:
@@ -137,7 +143,7 @@ def set_scaler_policy(agent: "Agent", command: commands.SetScalerPolicy) -> str:
         before = flight.scaler.policy.name
         flight.scaler.follow_policy(policy)
         agent.reports.tell(replaced_event(flight.scaler, before, agent.loop.steps))
-        return f"{policy.name} from scale {flight.scaler.scale:g} on"
+        return f"{policy.name} from scale {scale_words(flight.scaler.scale)} on"
     part = _part(agent, ReplacedScaler)
     if part is not None and part.follow(policy):
         return f"{policy.name} from the present scale on"

@@ -44,6 +44,7 @@ class Diagnoser:
         self._roots = roots
         self._tell = tell
         self.raised: dict[str, DiagnosisRaised] = {}
+        self._first: list[OverflowLocated] = []
         self._located: deque[OverflowLocated] = deque(maxlen=PRINTED_AT_MOST)
         self._overflows = 0
         self._rules = (SinkingScale(), BrokenForward(), ScheduleAhead())
@@ -86,7 +87,8 @@ class Diagnoser:
     def step_over(self, draft: StepDraft, located: OverflowLocated | None) -> None:
         """A step of any optimizer is over."""
         if located is not None:
-            self._located.append(located)
+            # The first one is the cause of many others.
+            (self._located if self._first else self._first).append(located)
             self._overflows += 1
         if draft.optimizer:
             return
@@ -191,8 +193,10 @@ class Diagnoser:
         """What a person should read at the end of the run."""
         lines = []
         if self._overflows:
-            several = f"{self._overflows} overflows located; the last:"
-            lines.append(several if self._overflows > 1 else "1 overflow located:")
+            lines.append(f"{self._overflows} overflow{'s' * (self._overflows > 1)} located:")
+            lines += [f"  {overflow_line(each)}" for each in self._first]
+            between = self._overflows - len(self._first) - len(self._located)
+            lines += [f"  ... {between} more ..."] if between else []
             lines += [f"  {overflow_line(each)}" for each in self._located]
         for each in self.raised.values():
             if each.severity != "info":

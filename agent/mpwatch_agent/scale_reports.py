@@ -6,6 +6,7 @@ Between the scaler, which only counts, and the agent, which has a voice and a bo
 from typing import TYPE_CHECKING
 
 from mpwatch.events import ScaleLimitReached
+from mpwatch.vocabulary import scale_words
 from mpwatch_agent.scaling import LossScaler, Update
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ScaleReports:
                 overflows=scaler.overflow_total,
             )
         )
-        agent.say(f"loss scale {scale:g} at step {step}: {_meaning(limit, scaler)}")
+        agent.say(f"loss scale {scale_words(scale)} at step {step}: {_meaning(limit, scaler)}")
         if action == "stop":
             agent.boundary.stop(f"loss scale at its {limit}")
 

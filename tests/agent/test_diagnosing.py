@@ -6,7 +6,9 @@ import pytest
 
 from mpwatch.events import DiagnosisRaised, HookDisabled, OverflowLocated
 from mpwatch_agent import verdicts
+from mpwatch_agent.agent import Agent
 from mpwatch_agent.diagnoses import ScheduleAhead, StepSeen
+from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.layers import grouped
 from mpwatch_agent.verdicts import Findings
 from tests.support.agent_runs import listening, specification
@@ -195,3 +197,18 @@ def test_layers_are_put_together_until_few_are_left() -> None:
     flat = grouped([f"m{index}" for index in range(100)])
     assert len(flat) == 40
     assert sorted(each for positions in flat.values() for each in positions) == list(range(100))
+
+
+@pytest.mark.parametrize("overflows", [1, 2, 6, 9])
+def test_the_last_lines_have_the_first_overflow_and_the_newest(overflows: int) -> None:
+    diagnoser = Agent(None).observing.diagnoser
+    for step in range(1, overflows + 1):
+        diagnoser.step_over(StepDraft(step, 1, [], 1), OverflowLocated(step=step, optimizer=1))
+    first, *lines = diagnoser.last_lines()
+    assert first == f"{overflows} overflow{'s' if overflows > 1 else ''} located:"
+    steps = [line.strip().split(":")[0].split(",")[0] for line in lines]
+    shown = [1, *range(max(2, overflows - 4), overflows + 1)]
+    expected = [f"step {n}" for n in shown]
+    if overflows > 6:
+        expected.insert(1, f"... {overflows - 6} more ...")
+    assert steps == expected
