@@ -14,6 +14,7 @@ PHASES = {
     "data": "data",
     "drawn": "other",
     "forward": "forward",
+    "evaluation": "evaluation",
     "backward": "backward",
     "ended": "other",
     "optimizer": "optimizer",
@@ -77,6 +78,8 @@ class PhaseClock:
                     self.settle_data("data")
                 if phase == "other" and not drew:
                     name = "data"
+            elif mark == "evaluation" and self.pending_data:
+                self.settle_data("evaluation")
             if phase == "data":
                 self.pending_data += now - since
             else:

@@ -63,8 +63,13 @@ class Steady(Notes):
             if root() is not module or _is_tracing():
                 return False
             windows = self._windows
-            if self.updating or windows.in_backward or not module.training or not _grad_enabled():
+            if self.updating or windows.in_backward:
                 return self.leave()
+            if not module.training or not _grad_enabled():
+                if self._edges is not None:
+                    self._edge("evaluation")
+                self._marks += ("evaluation", start)
+                return True
             micro = windows.micro
             if micro is None or micro.backwards:
                 if not windows.unstepped and start >= self._look_at and self.is_asked(start):

@@ -30,6 +30,7 @@ STYLES = {
     "retain-twice-closure-clip": 60,
     "evaluates-threads-forks-modes-raises": 40,
     "scaled-direct": 50,
+    "scaled-evaluates-always": 60,
 }
 
 
@@ -74,12 +75,19 @@ def test_what_is_noted_is_true(loop: str, tmp_path: Path, forge: Forge) -> None:
         if norm is not None and step.grad_norm is not None and step.step != 1:
             assert _same((step.grad_norm,), [norm]), where
         assert step.overflow in (None, not fact["applied"]), where
+        assert ("evaluation" in step.phase_s) is _evaluated_before(style, step.step), where
         assert step.duration_s, where
         assert math.isclose(sum(step.phase_s.values()), step.duration_s, rel_tol=1e-6), where
     if "overflow" in style:
         located = [event.step for event in listener.of(OverflowLocated)]
         assert set(located) >= {n for n, fact in enumerate(facts, 1) if not fact["applied"]}
         assert 41 in located
+
+
+def _evaluated_before(style: str, step: int) -> bool:
+    """Whether the script evaluated between the update before and this one's."""
+    every = 1 if "always" in style else 11 if "evaluates" in style else 0
+    return bool(every) and step > 1 and (step - 1) % every == 0
 
 
 def _same(told: Any, truth: list[float]) -> bool:
