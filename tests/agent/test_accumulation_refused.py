@@ -24,9 +24,7 @@ STYLES = {
 
 
 def end(run: ForgedRun, listener: Listener) -> list[str]:
-    while run.poll() is None:
-        listener.drain(0.05)
-    listener.drain(0.1)
+    listener.follow(run)
     stdout, stderr = run.communicate()
     assert run.returncode == 0, stderr.decode()
     return stdout.decode().splitlines()

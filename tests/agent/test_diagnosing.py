@@ -31,9 +31,7 @@ def diagnoses(forge: Forge, directory: Path, *arguments: str) -> tuple[list[Diag
     """(what was raised, stderr)"""
     with listening(directory) as listener:
         process = forge.run(SCRIPT, directory, *arguments, specification=specification(directory))
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     _, stderr = process.communicate()
     assert process.returncode == 0, stderr.decode()
     assert not listener.of(HookDisabled)

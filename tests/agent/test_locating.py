@@ -22,9 +22,7 @@ def run(
     with listening(directory) as listener:
         spec = specification(directory, **settings)
         process = forge.run(script, directory, *arguments, specification=spec)
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr.decode()
     assert not listener.of(HookDisabled)
@@ -34,9 +32,7 @@ def run(
 def plain(forge: Forge, directory: Path, script: Path) -> str:
     directory.mkdir()
     process = forge.run(script, directory, specification=None)
-    with listening(directory) as listener:
-        while process.poll() is None:
-            listener.drain(0.1)
+    process.wait()
     return process.communicate()[0].decode()
 
 

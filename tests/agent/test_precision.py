@@ -1,7 +1,6 @@
 """Zero-code mixed precision against the same loop with it written by hand: bit for bit."""
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,7 @@ CASES = [
 
 def finish(listener: Listener, *runs: ForgedRun) -> list[list[str]]:
     """The words that each run printed; the first one's events are taken meanwhile."""
-    end = time.monotonic() + 120
-    while None in [run.poll() for run in runs] and time.monotonic() < end:
-        listener.drain(0.05)
-    listener.drain(0.1)
+    listener.follow(*runs)
     outputs = [run.communicate() for run in runs]
     assert [run.returncode for run in runs] == [0] * len(runs), outputs
     return [out.decode().split() for out, _ in outputs]

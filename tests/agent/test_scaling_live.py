@@ -1,7 +1,6 @@
 """Scaling by command and in `watch()`; O2 and O3 by what becomes of small updates; on-nonfinite."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +105,7 @@ def run(
     with listening(directory) as listener:
         given = specification(directory, **settings) if settings else None
         process = forge.run(script, directory, *arguments, specification=given)
-        end = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < end:
-            listener.drain(0.05)
-        listener.drain(0.1)
+        listener.follow(process)
     stdout, stderr = (words.decode() for words in process.communicate())
     assert process.returncode == 0, stderr
     assert listener.of(HookDisabled) == []

@@ -35,9 +35,7 @@ def test_each_fault_is_named_and_no_healthy_twin(tmp_path: Path, forge: Forge) -
         with listening(directory) as listener:
             spec = specification(directory)
             run = forge.run(SCRIPT, directory, style, specification=spec)
-            while run.poll() is None:
-                listener.drain(0.02)
-            listener.drain(0.05)
+            listener.follow(run)
         assert run.returncode == 0, run.communicate()[1].decode()
         assert not listener.of(HookDisabled), style
         told[style] = listener.of(DiagnosisRaised)
@@ -87,9 +85,7 @@ def test_what_accumulation_says_once(
     with listening(tmp_path) as listener:
         spec = specification(tmp_path, accumulate=4)
         run = forge.run(SCRIPT.with_name("noticed.py"), tmp_path, mode, specification=spec)
-        while run.poll() is None:
-            listener.drain(0.02)
-        listener.drain(0.05)
+        listener.follow(run)
     assert run.returncode == 0, run.communicate()[1].decode()
     assert not listener.of(HookDisabled)
     said = [event.name for event in listener.of(DiagnosisRaised)]
