@@ -140,8 +140,39 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
 """
+# The gradient of its second layer's output overflows: two layers of three are hit.
+HALF_WAY = """
+from torch.utils.checkpoint import checkpoint
+class Net(torch.nn.Sequential):
+    bad = False
+    def body(self, x):
+        return self[1](self[0](x))
+    def forward(self, x):
+        x = RUN_BODY
+        if self.bad:
+            x.register_hook(lambda gradient: gradient * float("inf"))
+        return self[2](x)
+model = Net(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    model.bad = step == 5
+    scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+"""
 CASES = {
     # name: (script, settings, what OverflowLocated says)
+    "it came half-way": (
+        HALF_WAY.replace("RUN_BODY", "self.body(x)"),
+        {},
+        {"module": "1", "parameters_hit": 4, "parameters_looked_at": 6, "order": "graph"},
+    ),
+    "it came half-way, out of sight": (
+        HALF_WAY.replace(
+            "RUN_BODY", "checkpoint(self.body, x.requires_grad_(), use_reentrant=True)"
+        ),
+        {},
+        {"module": "1", "parameters_hit": 4, "order": "registration"},
+    ),
     "the batch itself is not finite": (
         """
 for step in range(6):
