@@ -15,8 +15,8 @@ CASES: dict[int, list[str]] = {
     3: [
         "sgd-loop-none-clip-cosine", "adamw-foreach-scaled-free-none",
         "adam-fused-unscaled-clip-cosine", "overflow-adamw-fused-scaled",
-        "overflow-sgd-foreach-unscaled", "bf16-loss", "gan", "given", "several", "taken",
-        "conditional", "epochs", "reentrant", "twice",
+        "overflow-sgd-foreach-unscaled", "bf16-loss", "gan", "rescaled", "given", "several",
+        "taken", "conditional", "epochs", "reentrant", "twice",
     ],
 }  # fmt: skip
 # Divided once more than by hand, where nothing can be seeded: equal to rounding, exact for 2^n.

@@ -1,5 +1,6 @@
 """Overflows are named as they were put in, and what is run again leaves nothing behind."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,22 @@ for step in range(4):
 def test_few_clean_windows_in_words(clean: int, said: str) -> None:
     verdict = verdicts.judge(verdicts.Findings(scale=8.0, clean_windows=clean))
     assert verdict == ("scale_too_high", said)
+
+
+def test_headroom_is_that_of_the_finite_gradients_with_their_scale(
+    tmp_path: Path, forge: Forge
+) -> None:
+    # Unscaled by itself, and by scaler.step.
+    for index, unscale in enumerate(("", "scaler.unscale_(optimizer); ")):
+        said = "print(max(p.grad.abs().max().item() for p in model[2].parameters()))"
+        text = HALF_WAY.replace("RUN_BODY", "self.body(x)")
+        script = tmp_path / f"{index}.py"
+        script.write_text(LOOP + text.replace("scaler.step(", f"{said}; {unscale}scaler.step("))
+        listener, stdout, _ = run(forge, tmp_path / str(index), script)
+        (located,) = listener.of(OverflowLocated)
+        scaled = float(stdout.split()[-1])
+        assert located.headroom_octaves == pytest.approx(math.log2(65504 / scaled))
+        assert f"largest finite scaled gradient {scaled:.3g}," in located.evidence
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from tests.support import accumulated_styles as styles
-from tests.support.accumulated_scaled import KINDS, OPTIMIZERS, gan, matrix
+from tests.support.accumulated_scaled import KINDS, OPTIMIZERS, gan, matrix, rescaled
 
 CASES = {
     f"{o}-{k}-{s}-{'clip' if c else 'free'}-{r}": (
@@ -41,6 +41,7 @@ CASES |= {
     "sequential": lambda: matrix("sgd", "loop", "none", False, "sequential"),
     "bf16-loss": lambda: matrix("sgd", "loop", "scaled", False, "none", dtype=torch.bfloat16),
     "gan": gan,
+    "rescaled": rescaled,
     "averaged": styles.averaged,
     "raised": styles.raised,
     "grown": styles.grown,

@@ -119,3 +119,21 @@ def gan():
     return digest(
         g.state_dict(), d.state_dict(), og.state_dict()["state"], scaler.state_dict(), rates
     )
+
+
+def rescaled():
+    """The script sets another scale in the middle of a window: the sums have to follow it."""
+    model = network()
+    opt = OPTIMIZERS["sgd"](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+    for i, x in enumerate(batches(), 1):
+        scaler.scale(by(loss_of(model, x))).backward()
+        if i % HAND == 0:
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+        if i == 5:
+            for p in model.parameters() if HAND > 1 else ():
+                p.grad.mul_(0.5)
+            scaler.update(2.0**9)
+    return digest(model.state_dict(), opt.state_dict()["state"], scaler.state_dict())
