@@ -1,11 +1,14 @@
 """Known mistakes around a loss scaler are named with their evidence; their twins raise nothing."""
 
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mpwatch.events import DiagnosisRaised, HookDisabled
-from mpwatch_agent import verdicts
+from mpwatch_agent import setup_checks, verdicts
 from mpwatch_agent.layers import grouped
 from mpwatch_agent.verdicts import Findings
 from tests.support.agent_runs import listening, specification
@@ -59,6 +62,20 @@ def test_its_healthy_twin_is_left_alone(tmp_path: Path, forge: Forge, case: str)
     assert raised == []
     assert "fault:" not in stderr
     assert "warning:" not in stderr
+
+
+NO_ROOTS: Any = types.SimpleNamespace(modules=list)
+
+
+def test_an_eps_that_its_format_can_hold_is_right() -> None:
+    for dtype, eps in ((torch.float16, 1e-4), (torch.float32, 1e-8)):
+        weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+        optimizer = torch.optim.Adam([weight], eps=eps)
+        assert setup_checks.vanishing_eps(optimizer, NO_ROOTS) is None
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
+    said = setup_checks.vanishing_eps(torch.optim.Adam([weight], eps=5e-8), NO_ROOTS)
+    assert said is not None
+    assert "eps 5e-08 of Adam" in said.evidence
 
 
 def test_verdicts_follow_their_evidence() -> None:
