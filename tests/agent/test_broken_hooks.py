@@ -91,11 +91,10 @@ def run(forge: Forge, directory: Path, script: str, kind: str, hook: str) -> dic
     with agent_runs.listening(directory) as listener:
         words = (str(SUPPORT / script), kind, str(directory), hook)
         process = forge.run(SUPPORT / "broken_hooks.py", directory, *words, specification=None)
-        code = process.wait()
-        listener.drain(0.05)
+        listener.follow(process)
     stdout, stderr = (text.decode() for text in process.communicate())
     return {
-        "code": code,
+        "code": process.returncode,
         "stdout": stdout,
         "stderr": stderr.splitlines(),
         "told": [event.hook for event in listener.of(HookDisabled)],

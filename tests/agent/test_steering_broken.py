@@ -23,7 +23,7 @@ PRECISION = {
 class Ended(NamedTuple):
     """How a run ended."""
 
-    code: int
+    code: int | None
     stdout: str
     stderr: str
     listener: agent_runs.Listener
@@ -36,9 +36,8 @@ def run(forge: Forge, directory: Path, script: str, settings: dict[str, Any], ca
     with agent_runs.listening(place) as listener:
         words = (str(SUPPORT / script), json.dumps(settings), str(place), case)
         process = forge.run(SUPPORT / "broken_steering.py", place, *words, specification=None)
-        code = process.wait()
-        listener.drain(0.05)
-    return Ended(code, *(text.decode() for text in process.communicate()), listener)
+        listener.follow(process)
+    return Ended(process.returncode, *(text.decode() for text in process.communicate()), listener)
 
 
 def values(stdout: str) -> list[float]:
