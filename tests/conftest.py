@@ -20,6 +20,8 @@ OURS = ("MPWATCH_", "_MPWATCH")
 PATIENCE_S = 5.0
 # Hundreds of processes import our modules: one of them compiles, wherever it may be written down.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Threads spin where cores are shared; what is trained here is too small for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # First: pytest-xdist's own hook reads the marks.
