@@ -44,6 +44,13 @@ class OutputLog:
         self._lines += data.count(b"\n")
         self._lost += len(data) - written
 
+    def between_lines(self) -> bool:
+        """Whether what was printed so far ends where a line ends, whoever wrote it."""
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+        return True
+
     def give_away(self) -> None:
         """In a child: print to the log itself; never rotated."""
         for number in (1, 2):

@@ -122,6 +122,7 @@ class PseudoTerminal:
         gone.register(self._pidfd or 0, select.POLLIN)
         # Killed together, or made to die with its keeper: then it does not go on.
         if alone and not gone.poll(HESITATE_S * 1000):
+            self._finish_line()
             say("the keeper was killed; the script goes on, but nobody will know its exit code")
         while not gone.poll(0):
             self.pump(STAND_IN_WAIT_S)
@@ -130,6 +131,12 @@ class PseudoTerminal:
         while not self.hung_up:
             self._wait(STAND_IN_WAIT_S)
             self._read()
+
+    def _finish_line(self) -> None:
+        """Read on until a line has ended, so that nothing is said in the middle of it."""
+        until = time.monotonic() + HESITATE_S
+        while not self._log.between_lines() and time.monotonic() < until:
+            self.pump(HESITATE_S)
 
     def pump(self, seconds: float) -> None:
         """Read until nothing is there; wait at most `seconds` for output or the script's end."""

@@ -13,8 +13,15 @@ import psutil
 import pytest
 import zmq
 
+from tests.support.agent_runs import plain_environment
+from tests.support.forge import Forge
+
 OURS = ("MPWATCH_", "_MPWATCH")
 PATIENCE_S = 5.0
+# Hundreds of processes import our modules: one of them compiles, wherever it may be written down.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Threads spin where cores are shared; what is trained here is too small for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # First: pytest-xdist's own hook reads the marks.
@@ -26,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         style = None if callspec is None else callspec.params.get("style")
         group = item.path.stem if style is None else f"style-{style.name}"
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
+def forge() -> Iterator[Forge]:
+    """One for all tests of a worker: torch is imported once."""
+    forge = Forge(plain_environment())
+    yield forge
+    forge.close()
 
 
 @pytest.fixture(autouse=True)

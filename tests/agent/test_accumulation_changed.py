@@ -26,9 +26,7 @@ def test_a_thousand_changes_at_random_moments(tmp_path: Path, forge: Forge, kind
     arguments = (str(samples), str(changes), kind)
     with listening(tmp_path) as listener:
         run = forge.run(SCRIPT, tmp_path, *arguments, specification=spec)
-        while run.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(run)
     stdout, stderr = run.communicate()
     assert run.returncode == 0, stderr.decode()
     updates = [json.loads(line) for line in stdout.decode().splitlines()]

@@ -65,9 +65,7 @@ def test_a_script_finds_the_rate_that_it_wrote(tmp_path: Path, forge: Forge) -> 
     spec = specification(tmp_path, accumulate=4, lr_rule="linear")
     with listening(tmp_path) as listener:
         run = forge.run(script, tmp_path, specification=spec)
-        while run.poll() is None:
-            listener.drain(0.05)
-        listener.drain(0.1)
+        listener.follow(run)
     stdout, stderr = run.communicate()
     assert stderr == b""
     found = json.loads("[" + stdout.decode().strip().replace(" ", ",") + "]")

@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import torch
+
 from mpwatch.events import AccumulationChanged, HookDisabled
+from mpwatch_agent.open_window import OpenWindow
+from mpwatch_agent.tracks import OptimizerTrack
 from tests.support.agent_runs import Listener, listening, specification
 from tests.support.forge import Forge, ForgedRun
 
@@ -24,9 +28,7 @@ STYLES = {
 
 
 def end(run: ForgedRun, listener: Listener) -> list[str]:
-    while run.poll() is None:
-        listener.drain(0.05)
-    listener.drain(0.1)
+    listener.follow(run)
     stdout, stderr = run.communicate()
     assert run.returncode == 0, stderr.decode()
     return stdout.decode().splitlines()
@@ -84,3 +86,18 @@ def test_a_part_that_fails_gives_the_loop_back(tmp_path: Path, forge: Forge) -> 
             assert any("lost" in reason for reason in failure["said"]), failure
         if not failure["said"]:
             assert [len(group) for group in failure["groups"]] == [4] * 4, failure
+
+
+def test_a_window_whose_count_is_off_is_not_applied() -> None:
+    weight = torch.zeros(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    window = OpenWindow(OptimizerTrack(optimizer, 0))
+    window.stash.add(optimizer)
+    window.generations = [3, 5]
+    assert window.flaw(3, 7) is None
+    assert window.flaw(4, 7) == "3 script windows were gathered instead of 4"
+    assert window.flaw(3, 5) == "a script window would be counted twice"
+    (kept,) = window.stash.entries.values()
+    kept.total.mul_(2)
+    assert window.flaw(3, 7) == "the kept gradients were changed"

@@ -243,8 +243,6 @@ def test_the_reported_loss_is_the_mean_over_samples(tmp_path: Path, forge: Forge
     (tmp_path / "script.py").write_text(UNEQUAL)
     with listening(tmp_path) as listener:
         process = forge.run(tmp_path / "script.py", tmp_path, specification=specification(tmp_path))
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     true = [float(line) for line in process.communicate()[0].split()]
     assert [step.loss for step in listener.steps()] == pytest.approx(true, rel=1e-5)

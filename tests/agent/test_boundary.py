@@ -51,10 +51,8 @@ def ask(listener: Listener, identifier: str, command: Command | msgspec.Raw) -> 
 
 
 def end(listener: Listener, process: ForgedRun) -> tuple[int, str, str]:
-    while process.poll() is None:
-        listener.drain(0.1)
-    stdout, stderr = process.communicate(timeout=10)
-    listener.drain(0.2)
+    listener.follow(process)
+    stdout, stderr = process.communicate()
     return process.returncode, stdout.decode(), stderr.decode()
 
 

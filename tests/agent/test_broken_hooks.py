@@ -1,8 +1,5 @@
 """Every hook raising in turn: the loop ends as it would have unwatched, and it is said once."""
 
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +7,7 @@ import pytest
 
 from mpwatch.events import AgentExited, HookDisabled
 from tests.support import agent_runs
+from tests.support.forge import Forge
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
@@ -87,33 +85,26 @@ NOT_REACHED = [
 ]
 
 
-def run_all(directory: Path, script: str, kind: str, hooks: list[str]) -> list[dict[str, Any]]:
-    """What each run left, in the order of `hooks`."""
-    with ExitStack() as stack:
-        listeners = []
-        for index in range(len(hooks)):
-            (directory / str(index)).mkdir()
-            listeners.append(stack.enter_context(agent_runs.listening(directory / str(index))))
-        runner, loop = str(SUPPORT / "broken_hooks.py"), str(SUPPORT / script)
-        command = [sys.executable, runner, loop, kind, str(directory), *hooks]
-        subprocess.run(command, env=agent_runs.plain_environment(), check=True)
-        for listener in listeners:
-            listener.drain(0.05)
-    return [
-        {
-            "code": (directory / str(index) / "code").read_text(),
-            "stdout": (directory / str(index) / "stdout").read_text(),
-            "stderr": (directory / str(index) / "stderr").read_text().splitlines(),
-            "told": [event.hook for event in listener.of(HookDisabled)],
-            "ended": len(listener.of(AgentExited)),
-        }
-        for index, listener in enumerate(listeners)
-    ]
+def run(forge: Forge, directory: Path, script: str, kind: str, hook: str) -> dict[str, Any]:
+    """What a run with `hook` broken left."""
+    directory.mkdir()
+    with agent_runs.listening(directory) as listener:
+        words = (str(SUPPORT / script), kind, str(directory), hook)
+        process = forge.run(SUPPORT / "broken_hooks.py", directory, *words, specification=None)
+        listener.follow(process)
+    stdout, stderr = (text.decode() for text in process.communicate())
+    return {
+        "code": process.returncode,
+        "stdout": stdout,
+        "stderr": stderr.splitlines(),
+        "told": [event.hook for event in listener.of(HookDisabled)],
+        "ended": len(listener.of(AgentExited)),
+    }
 
 
-def test_the_list_of_hooks_is_complete(tmp_path: Path) -> None:
-    run_all(tmp_path, "small_loop.py", "Exception", ["none"])
-    names = (tmp_path / "0" / "names").read_text().splitlines()
+def test_the_list_of_hooks_is_complete(tmp_path: Path, forge: Forge) -> None:
+    run(forge, tmp_path / "none", "small_loop.py", "Exception", "none")
+    names = (tmp_path / "none" / "names").read_text().splitlines()
     reached = {hook for hooks in REACHED.values() for hook in hooks}
     # What steers a loop fails in its own way, and has its own tests.
     observing = {name for name in names if not name.startswith("steering ")}
@@ -123,14 +114,17 @@ def test_the_list_of_hooks_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", REACHED)
 @pytest.mark.parametrize("kind", ["Exception", "BaseException"])
-def test_a_hook_that_raises_never_reaches_the_loop(tmp_path: Path, script: str, kind: str) -> None:
-    plain, *broken = run_all(tmp_path, script, kind, ["unwatched", *REACHED[script]])
-    assert plain["code"] == "0"
+def test_a_hook_that_raises_never_reaches_the_loop(
+    tmp_path: Path, forge: Forge, script: str, kind: str
+) -> None:
+    plain = run(forge, tmp_path / "unwatched", script, kind, "unwatched")
+    assert plain["code"] == 0
     assert plain["stdout"].count("0x") + plain["stdout"].count("inf") == 24
-    for hook, outcome in zip(REACHED[script], broken, strict=True):
+    for number, hook in enumerate(REACHED[script]):
+        outcome = run(forge, tmp_path / str(number), script, kind, hook)
         said = [line for line in outcome["stderr"] if line.startswith("mpwatch: hook ")]
         rest = [line for line in outcome["stderr"] if not line.startswith("mpwatch: ")]
-        assert (outcome["code"], outcome["stdout"]) == ("0", plain["stdout"]), hook
+        assert (outcome["code"], outcome["stdout"]) == (0, plain["stdout"]), hook
         assert rest == plain["stderr"], hook
         assert len(said) == 1, hook
         assert hook in said[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpwatch.events import AgentBound, AgentExited, WindowDiscarded
-from tests.support.agent_runs import SOURCES, listening, specification, watch_to_end
+from tests.support.agent_runs import INJECT, SOURCES, listening, specification, start
 from tests.support.forge import Forge
 
 FORKS = """
@@ -33,6 +33,7 @@ import os, subprocess, sys
 def seen():
     return sorted(k for k in os.environ if "MPWATCH" in k), os.environ.get("PYTHONPATH", "")
 before = seen()
+print(sys.modules["sitecustomize"].MINE)
 import torch
 assert seen() == before
 model = torch.nn.Linear(2, 1)
@@ -42,13 +43,6 @@ print("mpwatch" in " ".join(sys.path[:1]), [p for p in sys.path if p.endswith("i
 child = "import sys; print('mpwatch_agent.entry' in sys.modules)"
 print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout, end="")
 print(before[0], "inject" in before[1])
-"""
-
-CHAINED = """
-import sys
-print(sys.modules["sitecustomize"].MINE)
-import torch
-optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 """
 
 
@@ -62,9 +56,7 @@ def test_forked_children_say_nothing_and_harm_nothing(tmp_path: Path, forge: For
     script = write(tmp_path, "forks.py", FORKS)
     with listening(tmp_path) as listener:
         process = forge.run(script, tmp_path, specification=specification(tmp_path))
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     assert (process.returncode, process.communicate()) == (0, (b"", b""))
     assert len(listener.of(AgentBound)) == len(listener.of(AgentExited)) == 1
     assert [step.step for step in listener.steps()] == [1, 2, 3, 4, 5, 6]
@@ -81,10 +73,8 @@ def test_a_second_process_of_the_same_rank_stays_silent(tmp_path: Path, forge: F
         held = rendezvous.try_lock(lock)
         assert held is not None
         process = forge.run(script, tmp_path, specification=specification(tmp_path))
-        while process.poll() is None:
-            listener.drain(0.1)
+        listener.follow(process)
         os.close(held)
-        listener.drain(0.2)
     assert (process.returncode, process.communicate()) == (0, (b"", b""))
     assert listener.events == []
 
@@ -96,40 +86,32 @@ def test_processes_of_one_rank_one_after_the_other_go_on_counting(
     script = write(tmp_path, "loop.py", FORKS.replace("range(20)", "range(0)"))
     with listening(tmp_path) as listener:
         for _ in range(2):
-            (tmp_path / "code").unlink(missing_ok=True)
             process = forge.run(script, tmp_path, specification=specification(tmp_path))
-            while process.poll() is None:
-                listener.drain(0.1)
-        listener.drain(0.2)
+            listener.follow(process)
     assert [step.step for step in listener.steps()] == list(range(1, 13))
     assert [bound.process for bound in listener.of(AgentBound)] == [0, 1]
     sequences = [frame.sequence for frame, _ in listener.events]
     assert sequences == sorted(set(sequences))
 
 
-def test_the_environment_is_restored_when_bound(tmp_path: Path) -> None:
+def test_the_environment_is_restored_when_bound_and_the_next_sitecustomize_has_its_turn(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "sitecustomize.py", "MINE = 'the script has its own'\n")
     script = write(tmp_path, "environment.py", ENVIRONMENT)
-    _, code, stdout, stderr = watch_to_end(script, tmp_path)
-    assert (code, stderr) == (0, "")
-    assert stdout.splitlines() == [
+    path = os.pathsep.join([str(INJECT), SOURCES, str(tmp_path)])
+    with listening(tmp_path) as listener:
+        process = start(script, tmp_path, environment={"PYTHONPATH": path})
+        listener.follow(process)
+        stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, b"")
+    assert stdout.decode().splitlines() == [
+        "the script has its own",
         f"([], '{SOURCES}')",
         "False []",
         "False",
         "['_MPWATCH_AGENT'] True",
     ]
-
-
-def test_the_next_sitecustomize_has_its_turn(tmp_path: Path) -> None:
-    write(tmp_path, "sitecustomize.py", "MINE = 'the script has its own'\n")
-    script = write(tmp_path, "chained.py", CHAINED)
-    with listening(tmp_path) as listener:
-        from tests.support import agent_runs
-
-        path = os.pathsep.join([str(agent_runs.INJECT), SOURCES, str(tmp_path)])
-        process = agent_runs.start(script, tmp_path, environment={"PYTHONPATH": path})
-        stdout, stderr = process.communicate(timeout=60)
-        listener.drain(0.3)
-    assert (process.returncode, stdout) == (0, b"the script has its own\n"), stderr
     assert len(listener.of(AgentBound)) == 1
 
 
@@ -152,9 +134,7 @@ for step in range(3):
     )
     with listening(tmp_path) as listener:
         process = forge.run(script, tmp_path, specification=specification(tmp_path))
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     assert process.returncode == 0
     assert [(step.step, step.loss_scale_after) for step in listener.steps()] == [
         (1, 4.0),
@@ -192,9 +172,7 @@ for step in range(6):
     with listening(tmp_path) as listener:
         settings = {"grad_norm_every": 1}
         process = forge.run(script, tmp_path, specification=specification(tmp_path, **settings))
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     norms = [float.fromhex(line) for line in process.communicate()[0].decode().split()]
     steps = listener.steps()
     assert [step.applied for step in steps] == [True] * 5

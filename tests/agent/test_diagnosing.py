@@ -1,11 +1,14 @@
 """Known mistakes around a loss scaler are named with their evidence; their twins raise nothing."""
 
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mpwatch.events import DiagnosisRaised, HookDisabled, OverflowLocated
-from mpwatch_agent import verdicts
+from mpwatch_agent import setup_checks, verdicts
 from mpwatch_agent.agent import Agent
 from mpwatch_agent.diagnoses import ScheduleAhead, StepSeen
 from mpwatch_agent.drafts import StepDraft
@@ -46,9 +49,7 @@ def diagnoses(forge: Forge, directory: Path, *arguments: str) -> tuple[list[Diag
     """(what was raised, stderr)"""
     with listening(directory) as listener:
         process = forge.run(SCRIPT, directory, *arguments, specification=specification(directory))
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     _, stderr = process.communicate()
     assert process.returncode == 0, stderr.decode()
     assert not listener.of(HookDisabled)
@@ -119,6 +120,20 @@ def test_skips_that_no_scale_explains_put_a_schedule_ahead() -> None:
     assert "after 4 steps that were skipped, with 16 more at" in skips(*range(1, 22))[0]
     # Without a scaler nothing comes down.
     assert "after 4 steps that were skipped: the" in skips(*range(1, 6), scale=0.0)[0]
+
+
+NO_ROOTS: Any = types.SimpleNamespace(modules=list)
+
+
+def test_an_eps_that_its_format_can_hold_is_right() -> None:
+    for dtype, eps in ((torch.float16, 1e-4), (torch.float32, 1e-8)):
+        weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+        optimizer = torch.optim.Adam([weight], eps=eps)
+        assert setup_checks.vanishing_eps(optimizer, NO_ROOTS) is None
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
+    said = setup_checks.vanishing_eps(torch.optim.Adam([weight], eps=5e-8), NO_ROOTS)
+    assert said is not None
+    assert "eps 5e-08 of Adam" in said.evidence
 
 
 def test_verdicts_follow_their_evidence() -> None:

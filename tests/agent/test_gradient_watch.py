@@ -87,6 +87,16 @@ def test_a_sample_of_everything_is_exact() -> None:
     assert counts.looked_at == counts.sizes
 
 
+def test_the_largest_is_found_where_a_sample_would_miss_it() -> None:
+    gradient = torch.full((100_000,), 0.25)
+    gradient[77_777] = -8.0
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        counts = exponents.sampled([gradient, gradient * 0.0], [10, 10], generator, 0.5)
+        largest = [exponents.histogram_of(row).max_abs for row in counts.rows.tolist()]
+        assert largest == [4.0, 0.0]
+
+
 def test_the_stated_error_covers_the_exact_share() -> None:
     """In at least 95 % of 1000 draws, for rare and common shares, for rows that are all zero."""
     rows = spread(400, 256)
@@ -147,9 +157,12 @@ for step in range(1, 13):
     flat = torch.cat([t.reshape(-1) for t in truth])
     moved = torch.cat([(p.detach() - b).reshape(-1) / b.reshape(-1) for p, b in
                        zip(model.parameters(), before)]).abs()
+    last = torch.cat([(p.detach() - b).reshape(-1) / b.reshape(-1) for p, b in
+                      zip(model[4].parameters(), before[3:])]).abs()
     print(step, flat.abs().max().item(), (flat == 0).double().mean().item(),
           ((flat * scale).half() == 0).double().mean().item() - (flat == 0).double().mean().item(),
-          (moved < 2.0**-8).double().mean().item(), flat.numel(), scale)
+          (moved < 2.0**-8).double().mean().item(), flat.numel(), scale,
+          (last < 2.0**-8).double().mean().item())
     optimizer.zero_grad()
 print(torch.rand(3), random.random(), loss.item().hex())
 """
@@ -166,7 +179,7 @@ def test_a_run_shows_its_gradients(tmp_path: Path, forge: Forge, exact: bool) ->
     samples: list[GradientsSampled] = listener.of(GradientsSampled)
     assert [sample.step for sample in samples] == [2, 4, 8, 12]
     for sample in samples:
-        largest, zeros, zeroed, small, values, scale = map(float, lines[sample.step - 1][1:])
+        largest, zeros, zeroed, small, values, scale, last = map(float, lines[sample.step - 1][1:])
         whole = sample.layers[0]
         assert whole.name == "all"
         assert [layer.name for layer in sample.layers[1:]] == ["0", "2", "4"]
@@ -183,6 +196,8 @@ def test_a_run_shows_its_gradients(tmp_path: Path, forge: Forge, exact: bool) ->
             assert whole.non_finite == pytest.approx(1 / values, rel=1e-3) or not exact
         else:
             assert whole.update_small == pytest.approx(small, abs=0.1)
+            # So few weights are all looked at.
+            assert sample.layers[-1].update_small == pytest.approx(last)
         # No autocast here: nothing was made in 16 bits.
         assert (sample.stored_as, sample.note) == ("float32", "")
     headrooms = listener.of(ActivationsSampled)

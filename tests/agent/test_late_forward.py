@@ -68,8 +68,7 @@ def test_a_late_loss_is_looked_into(tmp_path: Path, forge: Forge, name: str) -> 
     listener, stdout, _ = run(forge, tmp_path / "watched", SCRIPT, *arguments, **settings)
     (tmp_path / "plain").mkdir()
     unwatched = forge.run(SCRIPT, tmp_path / "plain", *arguments, specification=None)
-    while unwatched.poll() is None:
-        continue
+    unwatched.wait()
     assert stdout == unwatched.communicate()[0].decode()
     located = listener.of(OverflowLocated)
     assert len(located) == len(expected)

@@ -1,5 +1,6 @@
 """Overflows are named as they were put in, and what is run again leaves nothing behind."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,7 @@ def run(
     with listening(directory) as listener:
         spec = specification(directory, **settings)
         process = forge.run(script, directory, *arguments, specification=spec)
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr.decode()
     assert not listener.of(HookDisabled)
@@ -34,9 +33,7 @@ def run(
 def plain(forge: Forge, directory: Path, script: Path) -> str:
     directory.mkdir()
     process = forge.run(script, directory, specification=None)
-    with listening(directory) as listener:
-        while process.poll() is None:
-            listener.drain(0.1)
+    process.wait()
     return process.communicate()[0].decode()
 
 
@@ -144,8 +141,39 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
 """
+# The gradient of its second layer's output overflows: two layers of three are hit.
+HALF_WAY = """
+from torch.utils.checkpoint import checkpoint
+class Net(torch.nn.Sequential):
+    bad = False
+    def body(self, x):
+        return self[1](self[0](x))
+    def forward(self, x):
+        x = RUN_BODY
+        if self.bad:
+            x.register_hook(lambda gradient: gradient * float("inf"))
+        return self[2](x)
+model = Net(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    model.bad = step == 5
+    scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+"""
 CASES = {
     # name: (script, settings, what OverflowLocated says)
+    "it came half-way": (
+        HALF_WAY.replace("RUN_BODY", "self.body(x)"),
+        {},
+        {"module": "1", "parameters_hit": 4, "parameters_looked_at": 6, "order": "graph"},
+    ),
+    "it came half-way, out of sight": (
+        HALF_WAY.replace(
+            "RUN_BODY", "checkpoint(self.body, x.requires_grad_(), use_reentrant=True)"
+        ),
+        {},
+        {"module": "1", "parameters_hit": 4, "order": "registration"},
+    ),
     "the batch itself is not finite": (
         """
 for step in range(6):
@@ -245,6 +273,22 @@ for step in range(4):
 def test_few_clean_windows_in_words(clean: int, said: str) -> None:
     verdict = verdicts.judge(verdicts.Findings(scale=8.0, clean_windows=clean))
     assert verdict == ("scale_too_high", said)
+
+
+def test_headroom_is_that_of_the_finite_gradients_with_their_scale(
+    tmp_path: Path, forge: Forge
+) -> None:
+    # Unscaled by itself, and by scaler.step.
+    for index, unscale in enumerate(("", "scaler.unscale_(optimizer); ")):
+        said = "print(max(p.grad.abs().max().item() for p in model[2].parameters()))"
+        text = HALF_WAY.replace("RUN_BODY", "self.body(x)")
+        script = tmp_path / f"{index}.py"
+        script.write_text(LOOP + text.replace("scaler.step(", f"{said}; {unscale}scaler.step("))
+        listener, stdout, _ = run(forge, tmp_path / str(index), script)
+        (located,) = listener.of(OverflowLocated)
+        scaled = float(stdout.split()[-1])
+        assert located.headroom_octaves == pytest.approx(math.log2(65504 / scaled))
+        assert f"largest finite scaled gradient {scaled:.3g}," in located.evidence
 
 
 @pytest.mark.parametrize("name", CASES)

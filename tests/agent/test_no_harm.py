@@ -1,19 +1,11 @@
 """Scripts that once noticed that they were watched, or came to harm by it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mpwatch.events import HookDisabled
-from tests.support.agent_runs import (
-    Listener,
-    listening,
-    plain_environment,
-    specification,
-    watch_to_end,
-)
+from tests.support.agent_runs import Listener, listening, specification
 from tests.support.forge import Forge
 
 HEAD = """
@@ -173,9 +165,7 @@ def run(
     spec = specification(directory) if watched else None
     with listening(directory) as listener:
         process = forge.run(script, directory, specification=spec)
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     return listener, process.returncode, *process.communicate()
 
 
@@ -200,23 +190,19 @@ def test_an_optimizer_per_epoch_goes_on_counting(tmp_path: Path, forge: Forge) -
     with listening(directory) as listener:
         spec = specification(directory, max_steps=8)
         process = forge.run(script, directory, specification=spec)
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     assert process.returncode == 0
     assert process.communicate()[0].count(b"\n") == 8
     assert [step.step for step in listener.steps()] == list(range(1, 9))
 
 
 @pytest.mark.parametrize("text", [CLOSES, FEW_DESCRIPTORS], ids=["closed", "few"])
-def test_file_descriptors_that_are_closed_or_few(tmp_path: Path, text: str) -> None:
+def test_file_descriptors_that_are_closed_or_few(tmp_path: Path, forge: Forge, text: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(text + HEAD + "train(3)" if "setrlimit" in text else HEAD + text)
-    plain = subprocess.run(
-        [sys.executable, str(script)], env=plain_environment(), capture_output=True, cwd=tmp_path
-    )
-    assert plain.returncode == 0
-    _, code, stdout, stderr = watch_to_end(script, tmp_path)
-    assert (code, stdout) == (0, plain.stdout.decode())
+    _, *plain = run(forge, tmp_path / "plain", script, watched=False)
+    assert plain[0] == 0, plain
+    _, code, stdout, stderr = run(forge, tmp_path / "watched", script, watched=True)
+    assert (code, stdout) == (0, plain[1])
     assert len(stderr.splitlines()) == 1
-    assert stderr.startswith("mpwatch: ")
+    assert stderr.startswith(b"mpwatch: ")

@@ -1,6 +1,5 @@
 """Where zero-code mixed precision does not apply it is refused by name, and nothing is harmed."""
 
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -51,10 +50,7 @@ def test_refusals_have_a_name_and_do_no_harm(forge: Forge, tmp_path: Path) -> No
             if kind not in plains:
                 plains[kind] = forge.run(LOOP, directories[1], kind, specification=None)
             plain = plains[kind]
-            end = time.monotonic() + 120
-            while None in (watched.poll(), plain.poll()) and time.monotonic() < end:
-                listener.drain(0.05)
-            listener.drain(0.1)
+            listener.follow(watched, plain)
             runs[name] = (listener, watched, plain)
     for name, (asked, words, likeness) in CASES.items():
         listener, watched, plain = runs[name]
@@ -85,3 +81,37 @@ def test_refusals_have_a_name_and_do_no_harm(forge: Forge, tmp_path: Path) -> No
             assert mine == pytest.approx(theirs, abs=apart), name
             # Where it applies it does something.
             assert words is not None or stdout != expected, name
+
+
+TWO = """
+import torch
+torch.manual_seed(0)
+models = [torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+for x in torch.randn(12, 8, 4):
+    models[1](models[0](x)).pow(2).mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+print(*(value.item() for model in models for p in model.parameters() for value in p.flatten()))
+"""
+
+
+def test_windows_of_two_optimizers_are_accumulated_without_it(forge: Forge, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO)
+    ends = []
+    for name, settings in (("alone", {}), ("both", {"precision": "O1:fp16", "scaler": "torch"})):
+        directory = tmp_path / name
+        directory.mkdir()
+        spec = specification(directory, accumulate=3, **settings)
+        with listening(directory) as listener:
+            run = forge.run(tmp_path / "two.py", directory, specification=spec)
+            listener.follow(run)
+        assert run.returncode == 0, run.communicate()
+        assert [step.micro_batches for step in listener.steps()] == [3] * 4
+        ends.append(run.communicate()[0])
+    (refused,) = listener.of(PrecisionRefused)
+    assert "windows of several optimizers are accumulated" in refused.reason
+    # The casts are the only thing that was done when it was found out.
+    found = [[float(word) for word in end.split()] for end in ends]
+    assert found[1] == pytest.approx(found[0], abs=0.01)

@@ -1,7 +1,6 @@
 """`--scaler` on a script with its own GradScaler: the policy is ours, all else is torch's."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,7 @@ def watched(
     with listening(directory) as listener:
         given = specification(directory, **settings)
         run = forge.run(script, directory, *arguments, specification=given)
-        end = time.monotonic() + 120
-        while run.poll() is None and time.monotonic() < end:
-            listener.drain(0.05)
-        listener.drain(0.1)
+        listener.follow(run)
     stdout, stderr = (text.decode() for text in run.communicate())
     assert run.returncode == 0, stderr
     assert listener.of(HookDisabled) == []

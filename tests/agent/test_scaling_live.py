@@ -1,7 +1,6 @@
 """Scaling by command and in `watch()`; O2 and O3 by what becomes of small updates; on-nonfinite."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +105,7 @@ def run(
     with listening(directory) as listener:
         given = specification(directory, **settings) if settings else None
         process = forge.run(script, directory, *arguments, specification=given)
-        end = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < end:
-            listener.drain(0.05)
-        listener.drain(0.1)
+        listener.follow(process)
     stdout, stderr = (words.decode() for words in process.communicate())
     assert process.returncode == 0, stderr
     assert listener.of(HookDisabled) == []
@@ -205,6 +201,7 @@ def test_commands_set_scale_and_policy(whose: str, forge: Forge, tmp_path: Path)
         commands.SetScale(scale=64.0),
         commands.SetScalerPolicy(policy="torch", growth_interval="3", scale_ceiling=128.0),
         commands.SetScalerPolicy(policy="torch", scale_floor=8.0, scale_ceiling=4.0),
+        commands.SetScale(scale=32.0),
         commands.StopAtBoundary(),
     ]
     with listening(tmp_path) as listener:
@@ -219,10 +216,10 @@ def test_commands_set_scale_and_policy(whose: str, forge: Forge, tmp_path: Path)
         listener.until(AgentExited)
         until(lambda: process.poll() is not None, "the end of the script")
     if whose == "none":
-        assert [type(outcome) for outcome in outcomes] == [CommandRefused] * 3 + [CommandApplied]
+        assert [type(outcome) for outcome in outcomes] == [CommandRefused] * 4 + [CommandApplied]
         assert "no loss scaler" in outcomes[0].reason
         return
-    kinds = [CommandApplied, CommandApplied, CommandRefused, CommandApplied]
+    kinds = [CommandApplied, CommandApplied, CommandRefused, CommandApplied, CommandApplied]
     assert [type(outcome) for outcome in outcomes] == kinds
     assert "64" in outcomes[0].note
     assert "floor 8 is above ceiling 4" in outcomes[2].reason
@@ -230,7 +227,10 @@ def test_commands_set_scale_and_policy(whose: str, forge: Forge, tmp_path: Path)
     first, second = outcomes[0].step, outcomes[1].step
     assert scales[first] >= 1024.0
     assert all(scales[step] == 64.0 for step in range(first + 1, second + 1))
-    # Three clean windows, then the ceiling.
-    assert [scales[second + k] for k in range(1, 5)] == [64.0, 64.0, 128.0, 128.0]
+    # Three clean windows, then the ceiling, which it never leaves.
+    assert [scales[second + k] for k in range(1, 8)] == [64.0, 64.0, *[128.0] * 5]
+    # Set again, by now under the policy's rules.
+    last = outcomes[3].step
+    assert [scales[last + k] for k in range(1, 8)] == [*[32.0] * 2, *[64.0] * 3, *[128.0] * 2]
     (replaced,) = listener.of(ScalerReplaced)
     assert replaced.replaced == ("GradScaler" if whose == "own" else "torch")

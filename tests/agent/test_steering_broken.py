@@ -1,17 +1,15 @@
 """Every part that steers raising in turn: the loop is given back, and no step was a wrong one."""
 
 import json
-import subprocess
-import sys
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from mpwatch.events import HookDisabled, PrecisionRefused, ScalerRefused
 from tests.support import agent_runs
+from tests.support.forge import Forge
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 PRECISION = {
@@ -22,24 +20,25 @@ PRECISION = {
 }
 
 
-def run_all(directory: Path, script: str, settings: dict[str, Any], cases: list[str]) -> list[Any]:
-    """(code, stdout, stderr, events) of each case."""
-    with ExitStack() as stack:
-        listeners = []
-        for index in range(len(cases)):
-            (directory / str(index)).mkdir()
-            listeners.append(stack.enter_context(agent_runs.listening(directory / str(index))))
-        words = [str(SUPPORT / script), json.dumps(settings), str(directory), *cases]
-        command = [sys.executable, "-m", "tests.support.broken_steering", *words]
-        root = SUPPORT.parents[1]
-        subprocess.run(command, env=agent_runs.plain_environment(), check=True, cwd=root)
-        for listener in listeners:
-            listener.drain(0.05)
-    texts = [
-        [(directory / str(index) / name).read_text() for name in ("code", "stdout", "stderr")]
-        for index in range(len(cases))
-    ]
-    return [(*text, listener) for text, listener in zip(texts, listeners, strict=True)]
+class Ended(NamedTuple):
+    """How a run ended."""
+
+    code: int | None
+    stdout: str
+    stderr: str
+    listener: agent_runs.Listener
+
+
+def run(forge: Forge, directory: Path, script: str, settings: dict[str, Any], case: str) -> Ended:
+    """The script with the part broken that `case` names."""
+    # A socket's path is short.
+    place = directory / str(len(list(directory.iterdir())))
+    place.mkdir()
+    with agent_runs.listening(place) as listener:
+        words = (str(SUPPORT / script), json.dumps(settings), str(place), case)
+        process = forge.run(SUPPORT / "broken_steering.py", place, *words, specification=None)
+        listener.follow(process)
+    return Ended(process.returncode, *(text.decode() for text in process.communicate()), listener)
 
 
 def values(stdout: str) -> list[float]:
@@ -47,7 +46,7 @@ def values(stdout: str) -> list[float]:
     return [value for tensor in json.loads(stdout.splitlines()[1]) for value in tensor]
 
 
-def test_precision_that_fails_leaves_the_loop_right(tmp_path: Path) -> None:
+def test_precision_that_fails_leaves_the_loop_right(tmp_path: Path, forge: Forge) -> None:
     names = [
         "steering at backward",
         "steering after backward",
@@ -63,14 +62,10 @@ def test_precision_that_fails_leaves_the_loop_right(tmp_path: Path) -> None:
     cases = [f"{name}#{1 if name in once else 6}" for name in names]
     cases += ["steering at backward#1", "steering at a root's forward#1"]
     script = "precision_loop.py gentle none 0 values"
-    plain, *broken = run_all(
-        tmp_path, script, PRECISION, ["unwatched", *cases, "unscale#3", "unscale#always"]
-    )
-    expected = values(plain[1])
-    for case, (code, stdout, stderr, listener) in zip(
-        [*cases, "unscale#3", "unscale#always"], broken, strict=True
-    ):
-        assert code == "0", (case, stderr)
+    expected = values(run(forge, tmp_path, script, PRECISION, "unwatched").stdout)
+    for case in [*cases, "unscale#3", "unscale#always"]:
+        code, stdout, stderr, listener = run(forge, tmp_path, script, PRECISION, case)
+        assert code == 0, (case, stderr)
         # A step on gradients that are still scaled would be 1024 times too large, one on gradients
         # divided twice as good as none: up to 0.06. Where nothing can be unscaled one is skipped.
         apart = 0.1 if "always" in case else 0.004
@@ -83,20 +78,21 @@ def test_precision_that_fails_leaves_the_loop_right(tmp_path: Path) -> None:
         assert len(listener.steps()) == 24, case
 
 
-def test_an_overflow_is_not_stepped_on_when_steering_fails_at_it(tmp_path: Path) -> None:
+def test_an_overflow_is_not_stepped_on_when_steering_fails_at_it(
+    tmp_path: Path, forge: Forge
+) -> None:
     names = ["steering at whole gradients", "steering at step"]
     # Windows 10 and 11 overflow; the tenth call of each comes in window 10.
     cases = [f"{name}#10" for name in names] + ["unscale#19"]
     script = "precision_loop.py gentle none 0 values overflow_once"
-    for case, (code, stdout, stderr, listener) in zip(
-        cases, run_all(tmp_path, script, PRECISION, cases), strict=True
-    ):
-        assert code == "0", (case, stderr)
+    for case in cases:
+        code, stdout, stderr, listener = run(forge, tmp_path, script, PRECISION, case)
+        assert code == 0, (case, stderr)
         assert stdout.splitlines()[0].endswith("True"), case
         assert [step.step for step in listener.steps() if not step.applied] == [10], case
 
 
-def test_a_policy_that_fails_leaves_the_scaler_to_torch(tmp_path: Path) -> None:
+def test_a_policy_that_fails_leaves_the_scaler_to_torch(tmp_path: Path, forge: Forge) -> None:
     names = [
         "steering at scale",
         "steering into update",
@@ -105,10 +101,11 @@ def test_a_policy_that_fails_leaves_the_scaler_to_torch(tmp_path: Path) -> None:
     ]
     cases = [f"{name}#40" for name in names]
     settings = {"scaler": "doubling", "init_scale": 1024.0}
-    plain, *broken = run_all(tmp_path, "scaler_loop.py one 80", settings, ["unwatched", *cases])
-    found = json.loads(plain[1])
-    for case, (code, stdout, _, listener) in zip(cases, broken, strict=True):
-        assert code == "0", case
+    script = "scaler_loop.py one 80"
+    found = json.loads(run(forge, tmp_path, script, settings, "unwatched").stdout)
+    for case in cases:
+        code, stdout, _, listener = run(forge, tmp_path, script, settings, case)
+        assert code == 0, case
         mine = json.loads(stdout)
         # The loss does not care for the scale: what is skipped and what is not, is the same.
         assert mine["changed"] == found["changed"], case

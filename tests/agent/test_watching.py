@@ -79,9 +79,7 @@ def run(forge: Forge, directory: Path, text: str, watched: bool = False) -> tupl
     spec = specification(directory) if watched else None
     process = forge.run(script, directory, specification=spec)
     with listening(directory) as listener:
-        while process.poll() is None:
-            listener.drain(0.1)
-        listener.drain(0.2)
+        listener.follow(process)
     run.events = listener  # type: ignore[attr-defined]
     stdout, stderr = process.communicate()
     assert process.returncode is not None

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from mpwatch.events import DiagnosisRaised, HookDisabled
-from mpwatch_agent import batch_statistics
+from mpwatch_agent import batch_statistics, window_rules
 from tests.support.agent_runs import listening, specification
 from tests.support.forge import Forge
 
@@ -35,9 +35,7 @@ def test_each_fault_is_named_and_no_healthy_twin(tmp_path: Path, forge: Forge) -
         with listening(directory) as listener:
             spec = specification(directory)
             run = forge.run(SCRIPT, directory, style, specification=spec)
-            while run.poll() is None:
-                listener.drain(0.02)
-            listener.drain(0.05)
+            listener.follow(run)
         assert run.returncode == 0, run.communicate()[1].decode()
         assert not listener.of(HookDisabled), style
         told[style] = listener.of(DiagnosisRaised)
@@ -47,6 +45,28 @@ def test_each_fault_is_named_and_no_healthy_twin(tmp_path: Path, forge: Forge) -
         assert evidence in first.evidence
         assert {event.name for event in told[style]} == {name}
     assert [style for style in HEALTHY if told[style]] == []
+
+
+ODD_WINDOWS = {
+    # rule: (what is odd, what it is called)
+    window_rules.UnequalTokens: ({"targets": (6, 3, 6, 6)}, "micro_batches_weighted_unequally"),
+    window_rules.ClearedInside: (
+        {"micro_batches": 1, "discarded": (1, 1, 1)},
+        "gradients_cleared_inside_window",
+    ),
+    window_rules.ClippedOften: ({"clipped_at": (1, 2, 3, 4)}, "clipped_inside_window"),
+    window_rules.SumNotMean: ({"divisor": None, "targets": (6, 6, 6, 6)}, "window_is_a_sum"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_WINDOWS)
+def test_two_odd_windows_are_no_pattern(kind: Any) -> None:
+    odd, name = ODD_WINDOWS[kind]
+    usual = {"step": 1, "micro_batches": 4, "usual_window": 4, "divisor": 4.0}
+    rule = kind()
+    said = [rule.window(window_rules.WindowSeen(**{**usual, **odd})) for _ in range(3)]
+    assert said[:2] == [None, None]
+    assert said[2].name == name
 
 
 def test_layers_with_batch_statistics_are_named() -> None:
@@ -87,9 +107,7 @@ def test_what_accumulation_says_once(
     with listening(tmp_path) as listener:
         spec = specification(tmp_path, accumulate=4)
         run = forge.run(SCRIPT.with_name("noticed.py"), tmp_path, mode, specification=spec)
-        while run.poll() is None:
-            listener.drain(0.02)
-        listener.drain(0.05)
+        listener.follow(run)
     assert run.returncode == 0, run.communicate()[1].decode()
     assert not listener.of(HookDisabled)
     said = [event.name for event in listener.of(DiagnosisRaised)]

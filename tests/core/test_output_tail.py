@@ -41,6 +41,17 @@ def test_log_is_private_bounded_and_whole_over_its_two_files(
     assert whole == b"".join(map(line, range(200)))[-len(whole) :]
 
 
+def test_log_knows_whether_it_stands_between_lines(log: OutputLog, tmp_path: Path) -> None:
+    seen = [log.between_lines()]
+    for data in (b"half a ", b"line\n"):
+        log.write(data)
+        # Whoever wrote it: a keeper that was killed, say.
+        seen.append(
+            OutputLog(str(tmp_path), Journal(str(tmp_path)), own_lines=False).between_lines()
+        )
+    assert seen == [True, False, True]
+
+
 def test_tail_follows_through_rotations_and_successors_go_on(
     log: OutputLog, tmp_path: Path
 ) -> None:

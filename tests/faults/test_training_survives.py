@@ -1,7 +1,9 @@
 """Whatever happens to the observers, a training ends as plain python ends it.
 
 One loop through every hook (loader, scaler, clip, schedule, evaluation), run plainly once and then
-under each misfortune: same stdout (every loss and a hash of the weights), same exit code.
+under each misfortune: same stdout (every loss and a hash of the weights), same exit code. Once it
+has an interpreter of its own as a person's script has; for the misfortunes it is forked off a
+process with torch in it. What a signal does to a script is seen on a real one.
 """
 
 import json
@@ -15,18 +17,25 @@ from typing import Any
 import pytest
 
 from tests.support.cli_runs import Place, until
+from tests.support.forge import Forge
 
 LOOP = Path(__file__).resolve().parents[1] / "support" / "small_loop.py"
 EPOCHS = "6"
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    place = Place(tmp_path_factory.mktemp("plain"))
-    done = place.python(str(LOOP), EPOCHS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(b"WEIGHTS") == 1
-    return done.stdout
+def plain(tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> bytes:
+    run = forge.run(LOOP, tmp_path_factory.mktemp("plain"), EPOCHS, specification=None)
+    assert run.wait() == 0
+    stdout, _ = run.communicate()
+    assert stdout.count(b"WEIGHTS") == 1
+    return stdout
+
+
+@pytest.fixture
+def loop(forge: Forge) -> list[str]:
+    """What `mpwatch run` is to run."""
+    return [*forge.interpreter, str(LOOP), EPOCHS]
 
 
 @pytest.fixture
@@ -63,38 +72,40 @@ def test_nothing_happens(place: Place, plain: bytes) -> None:
     assert (shown["dropped_events"], shown["exit_code"]) == (0, 0)
 
 
-def test_hub_killed_again_and_again(place: Place, plain: bytes) -> None:
-    words = ["run", "--headless", "--inject", "hub-kill@step=2..20", str(LOOP), EPOCHS]
+def test_hub_killed_again_and_again(place: Place, plain: bytes, loop: list[str]) -> None:
+    words = ["run", "--headless", "--inject", "hub-kill@step=2..20", *loop]
     ends_as_plain(place.mpwatch(*words), plain)
-    assert (show(place)["state"], show(place)["exit_code"]) == ("finished", 0)
+    shown = show(place)
+    assert (shown["state"], shown["exit_code"]) == ("finished", 0)
 
 
-def test_hub_stopped(place: Place, plain: bytes) -> None:
-    words = ["run", "--headless", "--inject", "hub-stop@step=2", str(LOOP), EPOCHS]
+def test_hub_stopped(place: Place, plain: bytes, loop: list[str]) -> None:
+    words = ["run", "--headless", "--inject", "hub-stop@step=2", *loop]
     ends_as_plain(place.mpwatch(*words), plain)
     # It was continued at the end, took what had waited and closed the record.
-    assert (show(place)["state"], show(place)["steps"]) == ("finished", 36)
+    shown = show(place)
+    assert (shown["state"], shown["steps"]) == ("finished", 36)
 
 
-def test_a_slow_step_is_only_slow(place: Place, plain: bytes) -> None:
-    words = ["run", "--headless", "--inject", "slow@step=3", str(LOOP), EPOCHS]
+def test_a_slow_step_is_only_slow(place: Place, plain: bytes, loop: list[str]) -> None:
+    words = ["run", "--headless", "--inject", "slow@step=3", *loop]
     ends_as_plain(place.mpwatch(*words), plain)
 
 
-def test_hub_never_starts(place: Place, plain: bytes) -> None:
+def test_hub_never_starts(place: Place, plain: bytes, loop: list[str]) -> None:
     # A package of that name first on the path breaks the hub's imports, not the script's.
     (place.directory / "broken").mkdir()
     (place.directory / "broken" / "psutil.py").write_text("raise ImportError('broken')\n")
     path = os.pathsep.join([str(place.directory / "broken"), place.environment["PYTHONPATH"]])
-    done = place.mpwatch("run", "--headless", str(LOOP), EPOCHS, environment={"PYTHONPATH": path})
+    done = place.mpwatch("run", "--headless", *loop, environment={"PYTHONPATH": path})
     assert (done.returncode, done.stdout) == (0, plain)
     assert len(said_on_the_way(done)) <= 1
 
 
-def test_keeper_killed(place: Place, plain: bytes) -> None:
+def test_keeper_killed(place: Place, plain: bytes, loop: list[str]) -> None:
     output = place.directory / "output"
     with output.open("wb") as stream:
-        keeper = place.start("run", "--headless", str(LOOP), EPOCHS, stdout=stream)
+        keeper = place.start("run", "--headless", *loop, stdout=stream)
         until(lambda: output.read_bytes().count(b"\n") > 3, "some losses")
         os.kill(keeper.pid, signal.SIGKILL)
         keeper.communicate()
@@ -105,7 +116,7 @@ def test_keeper_killed(place: Place, plain: bytes) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_record_on_a_disk_that_fills(place: Place, plain: bytes) -> None:
+def test_record_on_a_disk_that_fills(place: Place, plain: bytes, loop: list[str]) -> None:
     small = place.directory / "small"
     small.mkdir()
     mounted = subprocess.run(
@@ -114,7 +125,7 @@ def test_record_on_a_disk_that_fills(place: Place, plain: bytes) -> None:
     if mounted.returncode:
         pytest.skip(f"this machine lets root mount nothing: {mounted.stderr.decode().strip()}")
     try:
-        words = ["run", "--headless", "--runs-dir", str(small), str(LOOP), EPOCHS]
+        words = ["run", "--headless", "--runs-dir", str(small), *loop]
         ends_as_plain(place.mpwatch(*words), plain)
         shown = place.mpwatch("show", "latest", "--json", "--runs-dir", str(small))
         assert json.loads(shown.stdout)["exit_code"] == 0

@@ -12,26 +12,24 @@ from mpwatch.cli import options
 from mpwatch.cli.main import main
 from mpwatch.errors import UsageError
 from tests.support.agent_runs import plain_environment
+from tests.support.forge import Forge
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "accumulated.py"
 CASES = ("adamw-foreach-unscaled-clip-cosine", "gan", "epochs")
 
 
-def run(words: list[str], directory: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=directory, env=plain_environment(), check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    return done.stdout.splitlines()
-
-
 def test_the_weights_are_those_of_the_loop_written_by_hand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, forge: Forge, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = ["-m", "mpwatch", "run", "--headless", "--runs-dir", "runs", "--accumulate", "4"]
-    virtual = run([*ours, str(SCRIPT), "plain", "4", *CASES], tmp_path)
-    assert len(virtual) == len(CASES)
-    assert virtual == run([str(SCRIPT), "hand", "4", *CASES], tmp_path)
+    words = [sys.executable, *ours, str(SCRIPT), "plain", "4", *CASES]
+    virtual = subprocess.run(
+        words, cwd=tmp_path, env=plain_environment(), check=True, capture_output=True
+    ).stdout
+    assert len(virtual.splitlines()) == len(CASES)
+    by_hand = forge.run(SCRIPT, tmp_path, "hand", "4", *CASES, specification=None)
+    assert by_hand.wait() == 0
+    assert by_hand.communicate()[0] == virtual
     (run_file,) = (tmp_path / "runs").glob("*/run.json")
     assert main(["show", "--json", str(run_file.parent)]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_runs import Place, without_our_lines
+from tests.support.forge import Forge
 
 LOOP = str(Path(__file__).resolve().parents[1] / "support" / "windowed_loop.py")
 
@@ -18,9 +19,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.none_left()
 
 
-def test_an_overflow_is_named_and_nothing_else_changes(place: Place) -> None:
+def test_an_overflow_is_named_and_nothing_else_changes(place: Place, forge: Forge) -> None:
     inject = "overflow@step=5,micro=1,param=0.weight"
-    done = place.mpwatch("run", "--headless", "--inject", inject, LOOP, "8")
+    done = place.mpwatch("run", "--headless", "--inject", inject, *forge.interpreter, LOOP, "8")
     assert done.returncode == 0
     # Step 5 is skipped and the scale halved, as the script itself saw it; nothing else is.
     told = [line.split()[:3] for line in done.stdout.decode().splitlines()]

@@ -1,9 +1,7 @@
 """The samples do what their first lines say; nothing here knows of mpwatch."""
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,21 +10,23 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.support.forge import Forge
+
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
-def run_sample(name: str, *args: str) -> str:
+@pytest.fixture
+def run_sample(forge: Forge, tmp_path: Path) -> Callable[..., str]:
     """Standard output of `python samples/NAME ARGS`, which must end well and say nothing else."""
-    done = subprocess.run(
-        [sys.executable, str(SAMPLES / name), *args],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads spin where cores are shared
-        timeout=150,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+
+    def run(name: str, *args: str) -> str:
+        done = forge.run(SAMPLES / name, tmp_path, *args, specification=None)
+        code = done.wait()
+        stdout, stderr = done.communicate()
+        assert (code, stderr) == (0, b"")
+        return stdout.decode()
+
+    return run
 
 
 def load_sample(name: str) -> ModuleType:
@@ -72,7 +72,7 @@ def run_digits(
     return run
 
 
-def test_char_gpt_learns_within_a_few_updates() -> None:
+def test_char_gpt_learns_within_a_few_updates(run_sample: Callable[..., str]) -> None:
     args = ("--device", "cpu", "--steps", "12", "--batch-size", "1", "--log-every", "1")
     seen = losses(run_sample("char_gpt.py", *args))
     assert len(seen) == 12
@@ -106,7 +106,7 @@ def test_char_gpt_looks_at_the_past_only(char_gpt: ModuleType) -> None:
     assert not torch.allclose(before[0, 10:], after[0, 10:], atol=1e-6)
 
 
-def test_digits_gives_the_same_weights_twice() -> None:
+def test_digits_gives_the_same_weights_twice(run_sample: Callable[..., str]) -> None:
     """Written out, `--accumulate 1` is the default: the same run in every digit."""
     output = run_sample("digits.py", "--epochs", "2")
     assert re.search(r"^weights [0-9a-f]{64}$", output, re.MULTILINE)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.agent_runs import plain_environment
 from tests.support.cli_runs import until
+from tests.support.forge import Forge
 
 SCRIPT = """
 import sys, torch
@@ -40,19 +41,13 @@ def show(directory: Path) -> dict[str, Any]:
     ("arguments", "code", "state"), [([], 0, "finished"), (["fail"], 1, "crashed")]
 )
 def test_a_served_run_is_recorded(
-    tmp_path: Path, arguments: list[str], code: int, state: str
+    tmp_path: Path, forge: Forge, arguments: list[str], code: int, state: str
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=tmp_path,
-        env=plain_environment(),
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stderr
-    assert done.stdout == (b"" if code else b"done 7\n")
+    run = forge.run(script, tmp_path, *arguments, specification=None, cwd=tmp_path)
+    assert run.wait() == code, run.communicate()
+    assert run.communicate()[0] == (b"" if code else b"done 7\n")
 
     # Its keeper notes the end a moment later.
     def ended() -> dict[str, Any] | None:

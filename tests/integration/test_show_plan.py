@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_runs import Place
+from tests.support.forge import Forge
 
 SCRIPT = """
 import torch
@@ -30,13 +31,13 @@ phase_bytes = { forward = 1000, backward = 2000 }
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> Place:
     place = Place(tmp_path_factory.mktemp("plan"))
     place.script(SCRIPT)
     Path(place.directory / "plan.toml").write_text(PLAN)
     place.script("print('no training')", "plain.py")
     for name, words in (
-        ("planned", ["--config", "plan.toml", "script.py"]),
+        ("planned", ["--config", "plan.toml", *forge.interpreter, "script.py"]),
         ("plain", ["plain.py"]),
     ):
         assert place.mpwatch("run", "--headless", "--name", name, *words).returncode == 0

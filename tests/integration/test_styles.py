@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mpwatch.cli.main import main
+from tests.support.forge import Forge
 from tests.support.style_runs import StyleRuns
 from tests.support.styles.table import STYLES, Style
 
@@ -27,9 +28,9 @@ def nothing_is_left_behind() -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StyleRuns]:
+def runs(tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> Iterator[StyleRuns]:
     """Both runs of every style that these tests ask for."""
-    everything = StyleRuns(tmp_path_factory.mktemp("styles"))
+    everything = StyleRuns(tmp_path_factory.mktemp("styles"), forge)
     yield everything
     everything.close()
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
 from mpwatch import codec, rendezvous, wire
-from mpwatch.events import Event, StepFinished
+from mpwatch.events import AgentExited, Event, StepFinished
 
 ROOT = Path(__file__).resolve().parents[2]
 INJECT = ROOT / "agent" / "mpwatch_agent" / "inject"
@@ -25,6 +25,13 @@ def plain_environment(**extra: str) -> dict[str, str]:
     """The environment of a child that finds the packages, one thread, no colours."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("MPWATCH_", "_MPWATCH"))}
     return {**keep, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", **extra}
+
+
+class Run(Protocol):
+    """What has an end: a Popen or a run of the forge."""
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
 
 
 class Listener:
@@ -44,6 +51,18 @@ class Listener:
             self.peer, *parts = self.socket.recv_multipart()
             payload = wire.open_message(parts, wire.EVENTS)
             self.events.extend(codec.decode_frames(codec.split_batch(payload)))
+
+    def follow(self, *runs: Run) -> None:
+        """Take what arrives until `runs` have ended and the watched one said its last word."""
+        end = time.monotonic() + DEADLINE_S
+        before = len(self.of(AgentExited))
+        while None in [run.poll() for run in runs]:
+            assert time.monotonic() < end, f"not ended within {DEADLINE_S} s"
+            self.drain(0.02)
+        # One that was killed, or never had anything to say, is given a moment only.
+        end = time.monotonic() + 0.2
+        while len(self.of(AgentExited)) == before and time.monotonic() < end:
+            self.drain(0.05)
 
     def until(self, kind: type[Event], count: int = 1, deadline_s: float = DEADLINE_S) -> Any:
         """Wait for the `count`-th event of `kind` and return it."""
@@ -107,19 +126,3 @@ def start(
         stderr=subprocess.PIPE,
         cwd=script.parent,
     )
-
-
-def watch_to_end(script: Path, runtime: Path, *arguments: str, **settings: Any) -> Any:
-    """Run `script` to its end under the agent.
-
-    Returns:
-        (listener with all events, exit code, stdout, stderr)
-    """
-    with listening(runtime) as listener:
-        process = start(script, runtime, *arguments, **settings)
-        end = time.monotonic() + DEADLINE_S
-        while process.poll() is None and time.monotonic() < end:
-            listener.drain(0.1)
-        stdout, stderr = process.communicate(timeout=10)
-        listener.drain(0.2)
-    return listener, process.returncode, stdout.decode(), stderr.decode()

@@ -1,20 +1,16 @@
-"""Runs a script once per hook, that hook broken: forks after importing torch, so each run is cheap.
+"""Runs a script under an agent one of whose hooks is broken; a forge runs this.
 
-Arguments: SCRIPT KIND DIRECTORY HOOK...; the run of hook number i leaves its `stdout`, `stderr`
-and `code` in DIRECTORY/i, which is also its runtime directory. The hook "none" breaks nothing.
+Arguments: SCRIPT KIND DIRECTORY HOOK, where DIRECTORY is the runtime directory and gets a file
+`names` of all hooks. The hook "none" breaks nothing, "unwatched" leaves the agent away.
 """
 
-import atexit
-import os
 import runpy
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  # what the first optimizer would import, once for all runs
-
 from mpwatch_agent import agent, shield
+from tests.support.agent_runs import specification
 
 
 class Broken(BaseException):
@@ -39,47 +35,13 @@ def break_hook(name: str, kind: str, names: Path) -> None:
         setattr(shield.Shield, guard, breaking(getattr(shield.Shield, guard)))
 
 
-def run(script: str, kind: str, directory: Path, hook: str) -> None:
-    """In a forked child: the script under an agent whose hook `hook` is broken."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        target = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(target, number)
-    sys.argv = [script]
-    sys.path.insert(0, os.path.dirname(script))
-    code = 0
-    try:
-        if hook != "unwatched":
-            break_hook(hook, kind, directory / "names")
-            agent.install_for_run(
-                {
-                    "run_id": "test",
-                    "attempt": 1,
-                    "run_directory": str(directory),
-                    "runtime_directory": str(directory),
-                    "pythonpath": os.environ.get("PYTHONPATH"),
-                    "settings": {},
-                }
-            )
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    (directory / "code").write_text(str(code))
-    os._exit(0)
-
-
 def main() -> None:
-    script, kind, directory, *hooks = sys.argv[1:]
-    for index, hook in enumerate(hooks):
-        child = os.fork()
-        if child == 0:
-            run(script, kind, Path(directory) / str(index), hook)
-        os.waitpid(child, 0)
+    script, kind, directory, hook = sys.argv[1:]
+    sys.argv = [script]
+    if hook != "unwatched":
+        break_hook(hook, kind, Path(directory, "names"))
+        agent.install_for_run(specification(Path(directory)))
+    runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ if case == "A6":
     # The scale comes down from its start, which is normal; a burst of overflows comes later.
     for step in range(24):
         before = scaler.get_scale()
-        train(1, scaler, (0,) if step < 6 or 12 <= step < 16 else ())
+        # Healthy: an overflow comes right after an applied step as well, whose schedule moved.
+        burst = step < 6 or 12 <= step < 16
+        train(1, scaler, (0,) if burst or (healthy and step % 2) else ())
         if not healthy or scaler.get_scale() >= before:
             scheduler.step()
 if case == "A7":

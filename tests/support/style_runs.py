@@ -1,25 +1,23 @@
 """Runs the style scripts, each once plain and once watched, both at a time.
 
-A watched run is what a person gets: `python -m mpwatch run --headless SCRIPT`. A plain run is
-`python SCRIPT`; where a row of the table does not ask for an interpreter of its own it is forked
-off a process that has torch loaded already, which saves a third of the suite's time.
+A plain run is `python SCRIPT`, a watched one what a person gets: `mpwatch run --headless SCRIPT`.
+Where a row of the table does not ask for an interpreter of its own, the script's process is forked
+in both off one that has torch loaded already: keeper, hub and record are real all the same.
 """
 
 import json
-import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.agent_runs import ROOT, plain_environment
+from tests.support.forge import Forge
 from tests.support.styles.table import Style
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "support" / "styles"
-SOURCES = os.pathsep.join(str(ROOT / part) for part in (".", "agent", "tui"))
 DEADLINE_S = 150.0
 
 
@@ -36,9 +34,9 @@ class Finished:
 class StyleRuns:
     """The runs that tests ask for; both of a style begin when one of them is asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, forge: Forge) -> None:
         self._directory = directory
-        self._nursery = Nursery()
+        self._forge = forge
         self._pool = ThreadPoolExecutor(max_workers=2)
         self._begun: dict[str, tuple[Future[Finished], Future[Finished]]] = {}
 
@@ -65,7 +63,6 @@ class StyleRuns:
     def close(self) -> None:
         """Wait for what is running, forget the rest."""
         self._pool.shutdown(cancel_futures=True)
-        self._nursery.close()
 
     def _place(self, style: Style) -> Path:
         return self._directory / style.name
@@ -73,80 +70,41 @@ class StyleRuns:
     def _run_plain(self, style: Style) -> Finished:
         books = self._place(style) / "plain.json"
         if style.own_interpreter:
-            return _run([sys.executable, *style.command], books)
-        return self._nursery.run(style.command, books)
+            return _run(style.command, books)
+        script, *arguments = style.command
+        run = self._forge.run(
+            script,
+            self._place(style),
+            *arguments,
+            specification=None,
+            environment={"STYLE_TRUTH": str(books)},
+            cwd=FOLDER,
+        )
+        exit_code = run.wait(DEADLINE_S)
+        stdout, stderr = (written.decode() for written in run.communicate())
+        return _finished(exit_code, stdout, stderr, books)
 
     def _run_watched(self, style: Style) -> Finished:
-        ours = ["-m", "mpwatch", "run", "--headless", "--runs-dir", str(self.runs_dir(style))]
-        return _run([sys.executable, *ours, *style.command], self._place(style) / "watched.json")
+        command = ("-m", "mpwatch", "run", "--headless", "--runs-dir", str(self.runs_dir(style)))
+        if not style.own_interpreter:
+            command += tuple(self._forge.interpreter)
+        return _run((*command, *style.command), self._place(style) / "watched.json")
 
 
-class Nursery:
-    """The process that plain runs are forked from, started when the first one is asked for."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def run(self, words: tuple[str, ...], books: Path) -> Finished:
-        """Run a script to its end; one at a time."""
-        stdout, stderr = books.with_suffix(".stdout"), books.with_suffix(".stderr")
-        request = {
-            "words": words,
-            "environment": {"STYLE_TRUTH": str(books)},
-            "stdout": str(stdout),
-            "stderr": str(stderr),
-        }
-        with self._lock:
-            self._process = self._process or _start_nursery()
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            exit_code = int(self._process.stdout.readline())
-        return Finished(
-            exit_code=exit_code,
-            stdout=stdout.read_text(),
-            stderr=stderr.read_text(),
-            books=json.loads(books.read_text()),
-        )
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.communicate()
-
-
-def _start_nursery() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("nursery.py"))],
-        cwd=FOLDER,
-        env=_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _run(command: list[str], books: Path) -> Finished:
+def _run(words: tuple[str, ...], books: Path) -> Finished:
     done = subprocess.run(
-        command,
+        [sys.executable, *words],
         cwd=FOLDER,
-        env=_environment() | {"STYLE_TRUTH": str(books)},
+        env=plain_environment(STYLE_TRUTH=str(books)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
-    return Finished(
-        exit_code=done.returncode,
-        stdout=done.stdout,
-        stderr=done.stderr,
-        books=json.loads(books.read_text()) if books.exists() else {},
-    )
+    return _finished(done.returncode, done.stdout, done.stderr, books)
 
 
-def _environment() -> dict[str, str]:
-    """The same for both: the packages on the path, one thread, nobody else's settings."""
-    kept = {k: v for k, v in os.environ.items() if "MPWATCH" not in k}
-    return kept | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
+def _finished(exit_code: int, stdout: str, stderr: str, books: Path) -> Finished:
+    kept = json.loads(books.read_text()) if books.exists() else {}
+    return Finished(exit_code=exit_code, stdout=stdout, stderr=stderr, books=kept)

@@ -20,7 +20,7 @@ class Style:
     compiled: bool = False
     unseen: bool = False  # micro-batches without a backward: counts and losses can not be known
     through_modules: bool = False  # its traceback passes through the hooks of nn.Module
-    own_interpreter: bool = False  # its plain run must not be forked off a process with torch in it
+    own_interpreter: bool = False  # must not be forked off a process with torch in it
     known: str = ""  # why watching is not yet without a trace here: that test is expected to fail
     notes: str = ""
 
@@ -36,7 +36,7 @@ def _style(command: str, name: str = "", **columns: object) -> Style:
 
 STYLES: tuple[Style, ...] = (
     _style("late_import.py", own_interpreter=True),
-    _style("main_function.py --lr 0.02", "main_function", own_interpreter=True),
+    _style("main_function.py --lr 0.02", "main_function"),
     _style("-m toy.train 4", "package", own_interpreter=True),
     _style("own_scaler.py enabled 1", skips=True),
     _style("own_scaler.py enabled 2", skips=True),
@@ -76,12 +76,11 @@ STYLES: tuple[Style, ...] = (
     _style(
         "compiled_step.py",
         compiled=True,
-        own_interpreter=True,
         known="Dynamo sees one more frame: our zero_grad stands outside torch's own disabled one",
     ),
     _style("compiled_optimizer.py", compiled=True),
     _style("loader_workers.py fork"),
-    _style("loader_workers.py spawn", own_interpreter=True),
+    _style("loader_workers.py spawn"),
     _style("get_batch.py"),
     _style(
         "checkpointing.py",
@@ -118,7 +117,7 @@ STYLES: tuple[Style, ...] = (
         "grad_on_evaluation.py",
         notes="Forwards with gradients on but without a backward are no micro-batches.",
     ),
-    _style("endings.py exception", exit_code=1, state="crashed", own_interpreter=True),
+    _style("endings.py exception", exit_code=1, state="crashed"),
     _style(
         "endings.py forward",
         exit_code=1,
@@ -128,16 +127,14 @@ STYLES: tuple[Style, ...] = (
         notes="An error inside a forward whose module has hooks shows more frames of torch's own.",
     ),
     _style("endings.py exit", exit_code=3, state="crashed"),
-    _style("endings.py excepthook", exit_code=1, state="crashed", own_interpreter=True),
+    _style("endings.py excepthook", exit_code=1, state="crashed"),
     _style(
         "spawned_helper.py",
         notes="the parent is watched, what the child trains is not",
-        own_interpreter=True,
     ),
     _style(
         "spawned_trainer.py",
         notes="The first process to make an optimizer is the one watched: here the child.",
-        own_interpreter=True,
     ),
     _style("never_trains.py", state="never_trained"),
     _style("without_torch.py", state="never_trained", own_interpreter=True),
