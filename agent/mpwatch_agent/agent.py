@@ -174,7 +174,8 @@ class Agent:
 
     def guarded_act(self) -> None:
         """Let commands act, from a loop that asks by itself."""
-        if self.gate.steady and not self.steady.is_asked(time.perf_counter()):
+        mine = self.gate.thread == threading.get_ident()
+        if mine and self.gate.steady and not self.steady.is_asked(time.perf_counter()):
             return
         if self.gate.open:
             self._act_for_watch()

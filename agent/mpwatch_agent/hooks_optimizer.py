@@ -73,10 +73,11 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                         completed = True
                         return result
                     finally:
-                        if not (completed and steady.step_ended()):
-                            try:
+                        try:
+                            if not (completed and steady.step_ended()):
                                 ends(args[0], completed)
-                            finally:
+                        finally:
+                            if loop.windows.stepping:
                                 loop.step_left(0)
                 if gate.passes():
                     return hooked(*args, **kwargs)
