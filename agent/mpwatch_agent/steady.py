@@ -19,6 +19,7 @@ from mpwatch_agent.windows import sizes_of
 # What is noted between two steps; more of it is no training: data that are looked through.
 MOST_MARKS = 10_000
 _clock = time.perf_counter
+_wall = time.time
 _grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._is_tracing
 
@@ -118,13 +119,13 @@ class Steady(Notes):
             # A finite number minus itself is 0.0.
             if value is None or (type(value) is float and value - value != 0.0):
                 return self._leaves(start)
+            if self._edges is not None:
+                self._edge("backward")
+            self._marks += ("backward", start)
             if unscaled:
                 losses.half = losses.half or (pair is not None and loss.dtype is torch.float16)
                 unscaled.clear()
             self._witness.scenes.clear()
-            if self._edges is not None:
-                self._edge("backward")
-            self._marks += ("backward", start)
             micro.losses.append(value)
             self._gate.own_s += _clock() - start
             # Last: an interrupted moment leaves nothing begun.
@@ -287,26 +288,29 @@ class Steady(Notes):
                 found = self._reader.read(getattr(optimizer, "found_inf", None))
                 if type(found) is float and found != 0.0:
                     return self.leave()
-            step, losses = loop.steps_before + track.steps + 1, self._losses
-            draft = StepDraft(step, 0, track.window, self._usual)
+            losses, clips = self._losses, self._clips
+            draft = StepDraft(loop.steps_before + track.steps + 1, 0, track.window, self._usual)
             draft.learning_rates = learning_rates(optimizer)
-            # From here on the step is told, and not by the ordinary moment.
-            track.depth = windows.stepping = windows.unstepped = 0
-            track.window, windows.micro = [], None
-            track.steps += 1
-            draft.divisor, draft.loss_factor, losses.factor = track.divisor, losses.factor, None
+            draft.divisor, draft.loss_factor = track.divisor, losses.factor
+            if len(clips) == 1 and self._sampling.clip_is_whole:
+                draft.grad_norm, draft.norm_is_scaled = clips[0]
             if losses.unscaled:
                 losses.unscaled.clear()
-            if len(self._clips) == 1 and self._sampling.clip_is_whole:
-                draft.grad_norm, draft.norm_is_scaled = self._clips[0]
-            if self._clips:
-                self._clips = []
-            self.updating = self._unscaled = False
             if loop.scaled:
                 draft.checked, draft.found_inf, draft.scale_before = True, found, self._scale
+            draft.ended, draft.time = now, _wall()
+            # No call until the step is told as well as counted: nothing interrupts these.
+            track.depth = windows.stepping = windows.unstepped = 0
+            track.window, windows.micro, losses.factor = [], None, None
+            self._clips = [] if clips else clips
+            self.updating = self._unscaled = False
+            track.steps += 1
+            if loop.scaled:
                 self.pending = draft
             else:
-                self._finish(draft, now)
+                draft.marks, self._marks = self._marks, []
+                self._drafts += (draft,)
+                self._finish(draft)
             return True
         except BaseException as error:
             return self._failed(error)
@@ -328,9 +332,12 @@ class Steady(Notes):
             else:
                 self._scale = self._loop.scale_reading()
             loop = self._loop
+            draft.ended, draft.time, draft.scale_after = now, _wall(), self._scale
             loop.scaled = loop.still_scaled = False
-            self.pending, draft.scale_after = None, self._scale
-            self._finish(draft, now)
+            self.pending = None
+            draft.marks, self._marks = self._marks, []
+            self._drafts += (draft,)
+            self._finish(draft)
             return True
         except BaseException as error:
             return self._failed(error)

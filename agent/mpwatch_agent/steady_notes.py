@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Stays that ended this early are no use: then so many steps are ordinary, twice as many each time.
 SHORT_STAY, WAIT_AT_MOST = 2, 256
 _clock = time.perf_counter
-_wall = time.time
 
 
 class Notes:
@@ -111,13 +110,16 @@ class Notes:
             return False
         gate.steady = False
         try:
-            self._back_off()
             self.work_through()
             marks, self._marks = self._marks, []
             loop.drew = loop.phases.follow(marks, loop.drew)
+            self._back_off()
         except BaseException as error:
             self._breaks(error)
         finally:
+            # Only where something interrupts it: the others come after these.
+            while self._drafts:
+                self._agent.reports.step(self._drafts.pop(0), loop.steps)
             self._give_back()
         return False
 
@@ -179,18 +181,15 @@ class Notes:
 
     # --- a step is over ---------------------------------------------------------------------
 
-    def _finish(self, draft: StepDraft, now: float) -> None:
+    def _finish(self, draft: StepDraft) -> None:
         """The step is over, and will be told whatever else fails."""
-        draft.marks, self._marks, draft.ended = self._marks, [], now
-        draft.time = _wall()
-        self._drafts.append(draft)
         self._noted += 1
         self.total += 1
         self._left -= 1
         try:
             self._add(draft)
-            if self._left > 0 and now >= self._due_at:
-                self._due_at = now + BATCH_INTERVAL_S
+            if self._left > 0 and draft.ended >= self._due_at:
+                self._due_at = draft.ended + BATCH_INTERVAL_S
                 self.work_through()
                 self._agent.reports.flush(self._loop.steps)
         except BaseException as error:
