@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from mpwatch.events import HookDisabled, OverflowLocated, StepFinished, WindowDiscarded
+from mpwatch.commands import SetSampling, StopAtBoundary
+from mpwatch.events import (
+    CommandApplied,
+    HookDisabled,
+    OverflowLocated,
+    StepFinished,
+    WindowDiscarded,
+)
+from tests.agent.test_boundary import ask
 from tests.support.agent_runs import listening, specification
 from tests.support.forge import Forge
 
@@ -146,3 +154,22 @@ def test_the_last_step_is_the_one_asked_for(tmp_path: Path, forge: Forge) -> Non
     assert run.returncode == 0, err.decode()
     assert len(out.decode().splitlines()) == 57
     assert [step.step for step in listener.of(StepFinished)] == list(range(1, 58))
+
+
+def test_a_command_that_comes_while_it_cannot_act_acts_later(tmp_path: Path, forge: Forge) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    script = SCRIPT.with_name("steady_asked.py")
+    with listening(directory) as listener:
+        run = forge.run(script, directory, specification=specification(directory))
+        for count in range(1, 4):
+            listener.until(StepFinished, 20 * count)
+            ask(listener, f"s{count}", SetSampling(memory_every=1000 * count))
+            applied = listener.until(CommandApplied, count, deadline_s=20)
+            assert applied.id == f"s{count}"
+        ask(listener, "end", StopAtBoundary())
+        while run.poll() is None:
+            listener.drain(0.05)
+    out, err = run.communicate()
+    assert run.returncode == 0, err.decode()
+    assert int(out) > 20, "hardly any step was noted"
