@@ -148,11 +148,8 @@ class Agent:
 
     def adopt(self, optimizer: Any) -> None:
         """Watch an optimizer that was made before the hooks were put on."""
-        if any(known() is optimizer for known in self._adopted):
-            return
-        self._adopted.append(weakref.ref(optimizer))
-        self.optimizer_made(optimizer)
-        self._handles.extend(adopting.adopt(self, optimizer))
+        if not any(known() is optimizer for known in self._adopted):
+            self.optimizer_made(optimizer)
 
     def hook_as_well(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put on a hook that only something asked for needs, once."""
@@ -203,6 +200,10 @@ class Agent:
         self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
         self.observing.optimizer_made()
+        if self.gate.open:
+            # One made by now may be of a class that was hooked before us.
+            self._adopted.append(weakref.ref(optimizer))
+            self._handles.extend(adopting.adopt(self, optimizer))
 
     def _may_wait(self) -> bool:
         """Whether hooks may leave their work to the next one: nobody has to act in between."""

@@ -16,6 +16,7 @@ from mpwatch_agent.losses import DIVISOR_EVERY, DIVISOR_WINDOWS
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
     from mpwatch_agent.loop import Loop
+    from mpwatch_agent.shield import Gate
 
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
@@ -28,6 +29,8 @@ def steps_alike(agent: "Agent", draft: StepDraft) -> int:
     """How many steps from now on can be noted; `draft` is the step that has just ended."""
     gate, loop = agent.gate, agent.loop
     track = loop.tracks.leader
+    if not loop.lazy and agent.faults is None:
+        _look_who_is_left(gate, loop)
     if not loop.lazy or gate.steers or gate.compiles or draft.optimizer or track is None:
         return 0
     if track.steps < DIVISOR_WINDOWS or not track.is_even(len(draft.window)):
@@ -39,6 +42,14 @@ def steps_alike(agent: "Agent", draft: StepDraft) -> int:
     if _is_seen() or draft.unusual():
         return 0
     return min(_until_due(agent, track.steps), _until_growth(loop, draft))
+
+
+def _look_who_is_left(gate: "Gate", loop: "Loop") -> None:
+    """An optimizer was replaced: with one left hooks may wait for the next one again."""
+    live = loop.tracks.live
+    if not gate.steers and len(live) > 1 and any(track.ref() is None for track in live):
+        loop.tracks.forget_dead()
+        loop.lazy = len(loop.tracks.live) == 1 and not loop.windows.in_backward
 
 
 def _is_seen() -> bool:

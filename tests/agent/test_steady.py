@@ -17,6 +17,7 @@ from mpwatch.events import (
 )
 from tests.agent.test_boundary import ask
 from tests.support.agent_runs import listening, specification
+from tests.support.cli_runs import until
 from tests.support.forge import Forge
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "steady_loop.py"
@@ -173,3 +174,21 @@ def test_a_command_that_comes_while_it_cannot_act_acts_later(tmp_path: Path, for
     out, err = run.communicate()
     assert run.returncode == 0, err.decode()
     assert int(out) > 20, "hardly any step was noted"
+
+
+def test_what_a_watched_loop_sees(tmp_path: Path, forge: Forge) -> None:
+    run = forge.run(SCRIPT.with_name("steady_watched.py"), tmp_path, specification=None)
+    until(lambda: run.poll() is not None, "the end of the loop")
+    out, err = run.communicate()
+    assert run.returncode == 0, err.decode()
+    seen = json.loads(out)
+    steps, updates, noted = seen["raised"]
+    assert steps == updates == 99
+    assert noted > 70
+    steps, updates, noted = seen["replaced"]
+    assert steps == updates == 199
+    assert noted > 70, "the loop did not become steady again"
+    held, noted = seen["held"]
+    assert held == 0, "graphs of scaled losses live on"
+    assert noted > 70
+    assert seen["limited"] == [7, True]
