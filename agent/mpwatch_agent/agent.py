@@ -262,19 +262,26 @@ class Agent:
     # --- events out -------------------------------------------------------------------------
 
     def _step_over(self, draft: StepDraft) -> None:
-        if draft.optimizer == 0:
-            self.sampling.step_over(self.loop, draft)
-            if self.roots.searching:
-                self.roots.step_seen()
-            # Once two windows were seen, what there is of a loop is known.
-            if not self.knows_loop and draft.step - self.loop.steps_before >= 2:
-                self._say_loop()
-                if self.gate.steers:
-                    self._loop_known()
-        located = self.observing.before_report(draft)
-        self.reports.step(draft, self.loop.steps)
+        located = None
+        try:
+            if draft.optimizer == 0:
+                self._leader_stepped(draft)
+            located = self.observing.before_report(draft)
+        finally:
+            # Also where the script interrupts us: it is counted.
+            self.reports.step(draft, self.loop.steps)
         self.observing.after_report(draft, located)
         self.steady.step_over(draft)
+
+    def _leader_stepped(self, draft: StepDraft) -> None:
+        self.sampling.step_over(self.loop, draft)
+        if self.roots.searching:
+            self.roots.step_seen()
+        # Once two windows were seen, what there is of a loop is known.
+        if not self.knows_loop and draft.step - self.loop.steps_before >= 2:
+            self._say_loop()
+            if self.gate.steers:
+                self._loop_known()
 
     def _say_loop(self) -> None:
         self.knows_loop = True
