@@ -23,10 +23,15 @@ def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
     gate, loop, skipping = agent.gate, agent.loop, agent.steering.skipping
     steady = agent.steady
     hidden: list[tuple[Any, Any]] = []
+    running: list[bool] = []
 
     def before(adopted: Any, args: Any, kwargs: Any) -> None:
         if not gate.open:
             return
+        if running:
+            # Its last step has raised: no hook hears of that.
+            loop.step_left(0)
+        running[:] = [True]
         if gate.steady and gate.thread == _ident() and steady.step_begins(args, kwargs):
             return
         if gate.steers:
@@ -44,10 +49,14 @@ def adopt(agent: "Agent", optimizer: Any) -> list[Any]:
         while hidden:
             parameter, gradient = hidden.pop()
             parameter.grad = gradient
-        if gate.steady and gate.thread == _ident() and steady.step_ended():
-            return
-        if gate.open:
-            ends(adopted, True)
+        running.clear()
+        noted = False
+        try:
+            noted = gate.steady and gate.thread == _ident() and steady.step_ended()
+        finally:
+            # Where it is counted already, nothing is left running.
+            if not noted and gate.open and loop.windows.stepping:
+                ends(adopted, True)
 
     return [
         optimizer.register_step_pre_hook(before),

@@ -148,11 +148,8 @@ class Agent:
 
     def adopt(self, optimizer: Any) -> None:
         """Watch an optimizer that was made before the hooks were put on."""
-        if any(known() is optimizer for known in self._adopted):
-            return
-        self._adopted.append(weakref.ref(optimizer))
-        self.optimizer_made(optimizer)
-        self._handles.extend(adopting.adopt(self, optimizer))
+        if not any(known() is optimizer for known in self._adopted):
+            self.optimizer_made(optimizer)
 
     def hook_as_well(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put on a hook that only something asked for needs, once."""
@@ -174,7 +171,8 @@ class Agent:
 
     def guarded_act(self) -> None:
         """Let commands act, from a loop that asks by itself."""
-        if self.gate.steady and not self.steady.is_asked(time.perf_counter()):
+        mine = self.gate.thread == threading.get_ident()
+        if mine and self.gate.steady and not self.steady.is_asked(time.perf_counter()):
             return
         if self.gate.open:
             self._act_for_watch()
@@ -202,6 +200,10 @@ class Agent:
         self.loop.lazy = self._may_wait() and len(self.loop.tracks.live) == 1
         self.roots.optimizer_made(optimizer)
         self.observing.optimizer_made()
+        if self.gate.open:
+            # One made by now may be of a class that was hooked before us.
+            self._adopted.append(weakref.ref(optimizer))
+            self._handles.extend(adopting.adopt(self, optimizer))
 
     def _may_wait(self) -> bool:
         """Whether hooks may leave their work to the next one: nobody has to act in between."""
@@ -260,19 +262,26 @@ class Agent:
     # --- events out -------------------------------------------------------------------------
 
     def _step_over(self, draft: StepDraft) -> None:
-        if draft.optimizer == 0:
-            self.sampling.step_over(self.loop, draft)
-            if self.roots.searching:
-                self.roots.step_seen()
-            # Once two windows were seen, what there is of a loop is known.
-            if not self.knows_loop and draft.step - self.loop.steps_before >= 2:
-                self._say_loop()
-                if self.gate.steers:
-                    self._loop_known()
-        located = self.observing.before_report(draft)
-        self.reports.step(draft, self.loop.steps)
+        located = None
+        try:
+            if draft.optimizer == 0:
+                self._leader_stepped(draft)
+            located = self.observing.before_report(draft)
+        finally:
+            # Also where the script interrupts us: it is counted.
+            self.reports.step(draft, self.loop.steps)
         self.observing.after_report(draft, located)
         self.steady.step_over(draft)
+
+    def _leader_stepped(self, draft: StepDraft) -> None:
+        self.sampling.step_over(self.loop, draft)
+        if self.roots.searching:
+            self.roots.step_seen()
+        # Once two windows were seen, what there is of a loop is known.
+        if not self.knows_loop and draft.step - self.loop.steps_before >= 2:
+            self._say_loop()
+            if self.gate.steers:
+                self._loop_known()
 
     def _say_loop(self) -> None:
         self.knows_loop = True

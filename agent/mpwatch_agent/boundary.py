@@ -103,7 +103,8 @@ class Boundary:
 
     def is_plain(self) -> bool:
         """Whether there is nothing to do at the next boundary, as far as is known."""
-        return self.stop_reason is None and self._paused is None and not self._deferred
+        nothing_asked = self._arrived is None and not self._deferred
+        return self.stop_reason is None and self._paused is None and nothing_asked
 
     def steps_left(self) -> int:
         """Finished steps until the one after which this ends the script."""
@@ -120,8 +121,8 @@ class Boundary:
         if self._outbox is not None:
             if self.orphan is not None:
                 self.orphan.look(now)
-            self._arrived = self._outbox.look()
-        asked = self._arrived is not None or not self.is_plain()
+            self._arrived = self._arrived or self._outbox.look()
+        asked = not self.is_plain()
         if asked:
             self._last_look = now - LOOK_INTERVAL_S
         return asked

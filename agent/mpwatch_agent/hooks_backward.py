@@ -48,11 +48,11 @@ def backward(agent: "Agent") -> Wrap:
                     completed = True
                     return result
                 finally:
-                    if not steady.backward_ended(completed):
-                        try:
+                    try:
+                        if not steady.backward_ended(completed):
                             ends(completed)
-                        finally:
-                            loop.windows.in_backward = False
+                    finally:
+                        loop.windows.in_backward = False
             if gate.passes() or _graph_task() != -1:
                 return original(*args, **kwargs)
             if gate.thread is None:

@@ -73,11 +73,16 @@ def profile_hook_step(agent: "Agent") -> Wrap:
                         completed = True
                         return result
                     finally:
-                        if not (completed and steady.step_ended()):
-                            try:
-                                ends(args[0], completed)
-                            finally:
-                                loop.step_left(0)
+                        noted = False
+                        try:
+                            noted = completed and steady.step_ended()
+                        finally:
+                            # Where it is counted already, nothing is left running.
+                            if not noted and loop.windows.stepping:
+                                try:
+                                    ends(args[0], completed)
+                                finally:
+                                    loop.step_left(0)
                 if gate.passes():
                     return hooked(*args, **kwargs)
                 if gate.steers and swallows(args[0], args[1:], kwargs):

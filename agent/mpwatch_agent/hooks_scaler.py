@@ -55,6 +55,10 @@ def unscale(agent: "Agent") -> Wrap:
     swallows = agent.guard_steering("steering at unscale_", agent.steering.swallows_unscale)
     steady = agent.steady
 
+    def ended(scaler: Any, optimizer: Any, completed: bool) -> None:
+        if not gate.passes():
+            ends(scaler, optimizer, completed)
+
     def make(original: Any) -> Any:
         @wrapper(original)
         def unscale_(self: Any, optimizer: Any) -> Any:
@@ -71,8 +75,9 @@ def unscale(agent: "Agent") -> Wrap:
                 completed = True
                 return result
             finally:
-                if self._enabled and not (noted and completed) and not gate.passes():
-                    ends(self, optimizer, completed)
+                noted = noted and completed
+                if self._enabled and not (noted and steady.unscaled(self, optimizer)):
+                    ended(self, optimizer, completed)
 
         return unscale_
 
@@ -90,6 +95,7 @@ def scaler_step(agent: "Agent") -> Wrap:
     )
     steady = agent.steady
 
+    unscaled = agent.guard("what a skip has found", agent.observing.unscale_ends)
     calls = agent.observing.diagnoser.calls
 
     def end(scaler: Any, optimizer: Any, completed: bool) -> None:
@@ -119,6 +125,8 @@ def scaler_step(agent: "Agent") -> Wrap:
                         loop.in_scaler_step = None
                     else:
                         # Raised, or the optimizer's step has not run: a skip.
+                        if completed and gate.steady:
+                            unscaled(self, optimizer, True)
                         end(self, optimizer, completed)
             if gate.passes():
                 return original(self, optimizer, *args, **kwargs)
@@ -273,11 +281,14 @@ def clip_value(agent: "Agent") -> Wrap:
     gate = agent.gate
     begins = agent.guard("clip_grad_value_", agent.updates.clip_begins)
     swallows = agent.guard_steering("steering at a clip of values", agent.steering.swallows_values)
+    steady = agent.steady
 
     def make(original: Any) -> Any:
         @wrapper(original)
         def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
             if gate.passes():
+                return original(*args, **kwargs)
+            if gate.steady and steady.values_clipped():
                 return original(*args, **kwargs)
             if gate.steers:
                 parameters, args, kwargs = _parameters(args, kwargs)

@@ -157,9 +157,9 @@ class Locator:
             and not (self._pending or self._forward or self._last_hit)
         )
 
-    def goes_on(self, track: OptimizerTrack, unscaled: bool) -> None:
+    def goes_on(self, track: OptimizerTrack, unscaled: bool, clipped: bool) -> None:
         """An update has begun without a word to us, nothing in it was unusual so far."""
-        self._clipped = self._looked = False
+        self._looked, self._clipped = False, clipped
         if unscaled:
             self._unscaled.add(track.serial)
         else:

@@ -263,7 +263,7 @@ class Loop:
         """`GradScaler.step` returned: if the optimizer's step did not run, that is a skip."""
         track, self.in_scaler_step = self.in_scaler_step, None
         draft, self._stepped_in_scaler = self._stepped_in_scaler, None
-        if track is None or not completed:
+        if track is None or not (completed or draft):
             return
         if draft is None:
             draft = self._conclude(track, optimizer)

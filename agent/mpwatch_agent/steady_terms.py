@@ -3,9 +3,11 @@
 Asked after ordinary steps, so cheap where the answer is no.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._device import DeviceContext
 
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.gradient_watch import EARLY_STEP
@@ -14,11 +16,11 @@ from mpwatch_agent.losses import DIVISOR_EVERY, DIVISOR_WINDOWS
 if TYPE_CHECKING:
     from mpwatch_agent.agent import Agent
     from mpwatch_agent.loop import Loop
+    from mpwatch_agent.shield import Gate
 
-_modes = (
-    getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0),
-    getattr(torch._C, "_len_torch_function_stack", lambda: 0),
-)
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
+_mode_at: Callable[[int], object] = getattr(torch._C, "_get_function_stack_at", lambda place: None)
 # As many steps as anybody would wait for.
 _MANY = 1 << 30
 
@@ -27,6 +29,8 @@ def steps_alike(agent: "Agent", draft: StepDraft) -> int:
     """How many steps from now on can be noted; `draft` is the step that has just ended."""
     gate, loop = agent.gate, agent.loop
     track = loop.tracks.leader
+    if not loop.lazy and agent.faults is None:
+        _look_who_is_left(gate, loop)
     if not loop.lazy or gate.steers or gate.compiles or draft.optimizer or track is None:
         return 0
     if track.steps < DIVISOR_WINDOWS or not track.is_even(len(draft.window)):
@@ -35,9 +39,23 @@ def steps_alike(agent: "Agent", draft: StepDraft) -> int:
         return 0
     if not _is_plain(loop) or not agent.observing.is_plain() or not agent.boundary.is_plain():
         return 0
-    if any(mode() for mode in _modes) or draft.unusual():
+    if _is_seen() or draft.unusual():
         return 0
     return min(_until_due(agent, track.steps), _until_growth(loop, draft))
+
+
+def _look_who_is_left(gate: "Gate", loop: "Loop") -> None:
+    """An optimizer was replaced: with one left hooks may wait for the next one again."""
+    live = loop.tracks.live
+    if not gate.steers and len(live) > 1 and any(track.ref() is None for track in live):
+        loop.tracks.forget_dead()
+        loop.lazy = len(loop.tracks.live) == 1 and not loop.windows.in_backward
+
+
+def _is_seen() -> bool:
+    """Whether a mode would see our readings; a default device only tells where tensors are made."""
+    modes = range(_function_modes())
+    return _dispatch_modes() > 0 or any(type(_mode_at(i)) is not DeviceContext for i in modes)
 
 
 def _is_plain(loop: "Loop") -> bool:
@@ -53,7 +71,6 @@ def _is_plain(loop: "Loop") -> bool:
         and not leader.window
         and len(loop.tracks.live) == 1
         and windows.roots_seen
-        and windows.clears_by_hook
         and windows.micro is None
         and not (windows.in_backward or windows.stepping)
     )

@@ -190,9 +190,13 @@ class Tracks:
             track = OptimizerTrack(optimizer, self._made)
             self._made += 1
             self._by_id[id(optimizer)] = track
-            self._by_id = {k: t for k, t in self._by_id.items() if t.ref() is not None}
-            self.live = list(self._by_id.values())
+            self.forget_dead()
         return track
+
+    def forget_dead(self) -> None:
+        """Keep those whose optimizer lives."""
+        self._by_id = {k: t for k, t in self._by_id.items() if t.ref() is not None}
+        self.live = list(self._by_id.values())
 
     def forget_other_threads(self) -> None:
         """Keep what this thread or the main one made.

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,6 +74,9 @@ def watch(
     for optimizer in optimizers:
         agent.adopt(optimizer)
     if max_steps is not None:
+        if agent.gate.thread == threading.get_ident():
+            # How many steps were left was known when they began to be only noted.
+            agent.gate.leave()
         agent.boundary.limit(max_steps)
     return Watch(agent)
 

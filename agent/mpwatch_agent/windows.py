@@ -55,6 +55,9 @@ class Windows:
         micro = self.micro
         if micro is None or (micro.backwards and not self.roots_seen):
             micro = self.micro = MicroBatch()
+        if micro.losses and not micro.backwards:
+            # Of a backward that raised: this one is called in its place.
+            micro.losses.clear()
         if not self.clears_by_hook or len(self.tracks.live) > 1:
             self._look_before()
         return micro

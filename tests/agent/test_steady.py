@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
-from mpwatch.events import HookDisabled, OverflowLocated, StepFinished
+from mpwatch.commands import SetSampling, StopAtBoundary
+from mpwatch.events import (
+    CommandApplied,
+    HookDisabled,
+    OverflowLocated,
+    StepFinished,
+    WindowDiscarded,
+)
+from tests.agent.test_boundary import ask
 from tests.support.agent_runs import listening, specification
+from tests.support.cli_runs import until
 from tests.support.forge import Forge
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "steady_loop.py"
+BROKEN = SCRIPT.with_name("steady_broken.py")
 # The style, and at least how many of its 90 steps are only noted.
 STYLES = {
     "plain": 70,
@@ -31,6 +41,12 @@ STYLES = {
     "evaluates-threads-forks-modes-raises": 40,
     "scaled-direct": 50,
     "scaled-evaluates-always": 60,
+    # Clips that leave no trace of what was not finite, and clearings before anybody has looked.
+    "scaled-unscale-values-injects-interval": 50,
+    "scaled-injects-early-tracker": 50,
+    # Every way to clear gradients.
+    "window-unset-throws-discards": 50,
+    "default-module-throws": 70,
 }
 
 
@@ -78,6 +94,12 @@ def test_what_is_noted_is_true(loop: str, tmp_path: Path, forge: Forge) -> None:
         assert ("evaluation" in step.phase_s) is _evaluated_before(style, step.step), where
         assert step.duration_s, where
         assert math.isclose(sum(step.phase_s.values()), step.duration_s, rel_tol=1e-6), where
+    if "injects" in style:
+        located = [(e.step, e.parameter, e.nonfinite) for e in listener.of(OverflowLocated)]
+        assert located == [(41, "3.weight", "inf")]
+    if "discards" in style:
+        lost = [(e.after_step, e.micro_batches) for e in listener.of(WindowDiscarded)]
+        assert lost == [(23, 1), (46, 1), (69, 1)]
     if "overflow" in style:
         located = [event.step for event in listener.of(OverflowLocated)]
         assert set(located) >= {n for n, fact in enumerate(facts, 1) if not fact["applied"]}
@@ -98,6 +120,36 @@ def _same(told: Any, truth: list[float]) -> bool:
     )
 
 
+@pytest.mark.parametrize("kind", ["fails", "interrupts"])
+def test_whatever_raises_every_step_is_told(kind: str, tmp_path: Path, forge: Forge) -> None:
+    directory, unwatched = tmp_path / "run", tmp_path / "unwatched"
+    directory.mkdir()
+    unwatched.mkdir()
+    plain = forge.run(BROKEN, unwatched, kind, specification=None)
+    with listening(directory) as listener:
+        spec = specification(directory, memory_every=3)
+        run = forge.run(BROKEN, directory, kind, specification=spec)
+        while run.poll() is None or plain.poll() is None:
+            listener.drain(0.02)
+        listener.drain(0.05)
+    out, err = run.communicate()
+    assert (run.returncode, plain.returncode) == (0, 0), err.decode()
+    *facts, (raised, weights) = map(json.loads, out.decode().splitlines())
+    *account, (_, truth) = map(json.loads, plain.communicate()[0].decode().splitlines())
+    assert (weights, facts) == (truth, account)
+    assert len(raised) > 20, "hardly anything was called"
+    steps = listener.steps()
+    assert [step.step for step in steps] == list(range(1, len(facts) + 1))
+    for step, fact in zip(steps, facts, strict=True):
+        assert step.applied == fact["applied"], (step, fact)
+        assert _same(step.losses, fact["losses"]), (step, fact)
+        assert step.samples == fact["samples"], (step, fact)
+    told = listener.of(HookDisabled)
+    assert {event.hook for event in told} == ({"steady steps"} if kind == "fails" else set())
+    # Once each, though one may raise while another is dealt with.
+    assert len(told) in ((len(raised) - 1, len(raised)) if kind == "fails" else (0,))
+
+
 def test_the_last_step_is_the_one_asked_for(tmp_path: Path, forge: Forge) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
@@ -111,3 +163,40 @@ def test_the_last_step_is_the_one_asked_for(tmp_path: Path, forge: Forge) -> Non
     assert run.returncode == 0, err.decode()
     assert len(out.decode().splitlines()) == 57
     assert [step.step for step in listener.of(StepFinished)] == list(range(1, 58))
+
+
+def test_a_command_that_comes_while_it_cannot_act_acts_later(tmp_path: Path, forge: Forge) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    script = SCRIPT.with_name("steady_asked.py")
+    with listening(directory) as listener:
+        run = forge.run(script, directory, specification=specification(directory))
+        for count in range(1, 4):
+            listener.until(StepFinished, 20 * count)
+            ask(listener, f"s{count}", SetSampling(memory_every=1000 * count))
+            applied = listener.until(CommandApplied, count, deadline_s=20)
+            assert applied.id == f"s{count}"
+        ask(listener, "end", StopAtBoundary())
+        while run.poll() is None:
+            listener.drain(0.05)
+    out, err = run.communicate()
+    assert run.returncode == 0, err.decode()
+    assert int(out) > 20, "hardly any step was noted"
+
+
+def test_what_a_watched_loop_sees(tmp_path: Path, forge: Forge) -> None:
+    run = forge.run(SCRIPT.with_name("steady_watched.py"), tmp_path, specification=None)
+    until(lambda: run.poll() is not None, "the end of the loop")
+    out, err = run.communicate()
+    assert run.returncode == 0, err.decode()
+    seen = json.loads(out)
+    steps, updates, noted = seen["raised"]
+    assert steps == updates == 99
+    assert noted > 70
+    steps, updates, noted = seen["replaced"]
+    assert steps == updates == 199
+    assert noted > 70, "the loop did not become steady again"
+    held, noted = seen["held"]
+    assert held == 0, "graphs of scaled losses live on"
+    assert noted > 70
+    assert seen["limited"] == [7, True]

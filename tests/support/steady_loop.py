@@ -23,6 +23,8 @@ WINDOW = 3 if "window" in STYLE else 1
 SCALED = "scaled" in STYLE
 
 torch.manual_seed(0)
+if "default" in STYLE:
+    torch.set_default_device("cpu")
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
@@ -59,7 +61,34 @@ def micro_batch(step: int, index: int) -> None:
     if step == 47 and "retain" in STYLE:
         scaler.scale(loss).backward(retain_graph=True)
         facts["losses"][-1] += loss.item()
+    if step == 40 and "throws" in STYLE:
+        throws(loss)
     scaler.scale(loss).backward()
+    if step == 41 and "injects" in STYLE:
+        model[3].weight.grad[0, 1] = float("inf")
+
+
+def throws(loss: torch.Tensor) -> None:
+    """A backward that raises; the script calls it again."""
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ValueError("on purpose")
+
+    handle = loss.register_hook(fail)
+    try:
+        loss.backward(retain_graph=True)
+    except ValueError:
+        handle.remove()
+
+
+def clear() -> None:
+    if "unset" in STYLE:
+        for parameter in model.parameters():
+            parameter.grad = None
+    elif "module" in STYLE:
+        model.zero_grad()
+    else:
+        optimizer.zero_grad()
 
 
 def clip(step: int) -> None:
@@ -79,10 +108,18 @@ def update(step: int) -> None:
         clip(step)
     elif not SCALED:
         clip(step)
+    if "values" in STYLE:
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    if step == 38 and "interval" in STYLE:
+        scaler.set_growth_interval(14)
+    if step == 60 and "tracker" in STYLE:
+        scaler._growth_tracker.fill_(scaler.get_growth_interval() - 1)
     if step == 61 and "direct" in STYLE:
         optimizer.step()
         return
     scaler.step(optimizer)
+    if "early" in STYLE:
+        optimizer.zero_grad()
     scaler.update(256.0 if step == 55 and "given" in STYLE else None)
 
 
@@ -95,7 +132,7 @@ def between(step: int) -> None:
         model.train()
     if "discards" in STYLE and step % 23 == 0:
         model(next(source)).sum().backward()
-        optimizer.zero_grad()
+        clear()
     if "forks" in STYLE and step == 35:
         child = os.fork()
         if child == 0:
@@ -131,7 +168,7 @@ for step in range(1, STEPS + 1):
         not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)
     )
     facts["after"] = scaler.get_scale() if SCALED else None
-    optimizer.zero_grad()
+    clear()
     scheduler.step()
     print(json.dumps(facts), flush=True)
     between(step)
