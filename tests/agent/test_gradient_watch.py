@@ -213,7 +213,7 @@ def test_a_run_shows_its_gradients(tmp_path: Path, forge: Forge, exact: bool) ->
         # Its own generator: losses and random numbers are those of an unwatched run.
         assert stdout == plain(forge, tmp_path / "plain", script)
     text = gradients_text(samples[-1], headrooms[-1])
-    assert "fp16 at scale x" in text
+    assert "2048 (now)" in text
     assert "every gradient counted" in text if exact else "sampled" in text
 
 

