@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpwatch.events import (
     StepFinished,
     WindowDiscarded,
 )
+from mpwatch_agent.phases import PhaseClock
 from tests.agent.test_boundary import ask
 from tests.support.agent_runs import listening, specification
 from tests.support.cli_runs import until
@@ -44,12 +46,16 @@ STYLES = {
     # Clips that leave no trace of what was not finite, and clearings before anybody has looked.
     "scaled-unscale-values-injects-interval": 50,
     "scaled-injects-early-tracker": 50,
+    "clip-injects": 25,
+    "scaled-unscale-clip-poisons": 50,
     # Every way to clear gradients.
     "window-unset-throws-discards": 50,
     "default-module-throws": 70,
 }
 
 
+# Where each window is clipped once, and nothing else.
+ALWAYS_CLIPS = ("clip", "scaled-unscale-clip", "retain-twice-closure-clip")
 # Where a style steps past its scaler, and the step after.
 WITHOUT_UPDATE = (52, 53, 61, 62)
 
@@ -88,15 +94,25 @@ def test_what_is_noted_is_true(loop: str, tmp_path: Path, forge: Forge) -> None:
             unknown = (None,) if step.step in WITHOUT_UPDATE else ()
             assert step.loss_scale_after in (fact["after"], *unknown), where
         norm = fact["norm"]
+        if style in ALWAYS_CLIPS and step.step > 5:
+            assert step.grad_norm is not None, where
         if norm is not None and step.grad_norm is not None and step.step != 1:
             assert _same((step.grad_norm,), [norm]), where
-        assert step.overflow in (None, not fact["applied"]), where
+        taken = style == "clip-injects" and step.step >= 41
+        assert step.overflow in (None, taken or not fact["applied"]), where
         assert ("evaluation" in step.phase_s) is _evaluated_before(style, step.step), where
         assert step.duration_s, where
         assert math.isclose(sum(step.phase_s.values()), step.duration_s, rel_tol=1e-6), where
     if "injects" in style:
         located = [(e.step, e.parameter, e.nonfinite) for e in listener.of(OverflowLocated)]
-        assert located == [(41, "3.weight", "inf")]
+        # Without a scaler the step is taken, and all is lost from there on.
+        assert located[:1] == [(41, "3.weight", "inf")]
+        assert len(located) == 1 or "scaled" not in style
+    if "poisons" in style:
+        (found,) = listener.of(OverflowLocated)
+        # Its forward was run again, with the batch it had.
+        assert (found.step, found.where, found.verdict) == (41, "forward", "bad_batch")
+        assert found.evidence == "the batch itself has NaN: tensor 0 of it (4x4)"
     if "discards" in style:
         lost = [(e.after_step, e.micro_batches) for e in listener.of(WindowDiscarded)]
         assert lost == [(23, 1), (46, 1), (69, 1)]
@@ -171,7 +187,10 @@ def test_a_command_that_comes_while_it_cannot_act_acts_later(tmp_path: Path, for
     directory.mkdir()
     script = SCRIPT.with_name("steady_asked.py")
     with listening(directory) as listener:
-        run = forge.run(script, directory, specification=specification(directory))
+        # Nothing is sampled: only a command ends the noting.
+        cadences = ("grad_norm_every", "memory_every", "gradients_every", "activations_every")
+        spec = specification(directory, **dict.fromkeys(cadences, 0))
+        run = forge.run(script, directory, specification=spec)
         for count in range(1, 4):
             listener.until(StepFinished, 20 * count)
             ask(listener, f"s{count}", SetSampling(memory_every=1000 * count))
@@ -183,6 +202,29 @@ def test_a_command_that_comes_while_it_cannot_act_acts_later(tmp_path: Path, for
     out, err = run.communicate()
     assert run.returncode == 0, err.decode()
     assert int(out) > 20, "hardly any step was noted"
+
+
+def test_notes_are_followed_as_moments_are() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        noted, entered = PhaseClock(0.0), PhaseClock(0.0)
+        marks: list[Any] = []
+        now, drew = 0.0, False
+        for _ in range(12):
+            now += draw.random()
+            mark = draw.choice(("data", "drawn", "forward", "evaluation", "backward", "ended"))
+            if mark == "drawn" and entered.phase != "data":
+                continue
+            marks += (mark, now)
+            # As `Loop` says it, moment by moment.
+            if mark in ("forward", "evaluation") and entered.pending_data:
+                entered.settle_data("data" if mark == "forward" else "evaluation")
+            gap = "data" if mark == "forward" and not drew else None
+            entered.enter({"drawn": "other", "ended": "other"}.get(mark, mark), now, gap)
+            drew = mark == "drawn" or (drew and mark != "ended")
+        assert noted.follow(marks, False) == drew
+        (total, seconds), (wanted, phases) = noted.take(now + 1.0), entered.take(now + 1.0)
+        assert (total, seconds) == (pytest.approx(wanted), pytest.approx(phases))
 
 
 def test_what_a_watched_loop_sees(tmp_path: Path, forge: Forge) -> None:

@@ -52,6 +52,8 @@ def micro_batch(step: int, index: int) -> None:
     if step in (40, 41) and "overflow" in STYLE:
         batch = batch.clone()
         batch[0, 0] = float("inf") if step == 41 else 1e38
+    if step == 41 and "poisons" in STYLE:
+        batch = torch.full_like(batch, float("nan"))
     output = model(batch)
     if step == 50 and "twice" in STYLE:
         output = model(batch)
@@ -100,9 +102,6 @@ def clip(step: int) -> None:
 
 
 def update(step: int) -> None:
-    if step == 52 and "closure" in STYLE:
-        optimizer.step(lambda: None)
-        return
     if "unscale" in STYLE and (step % 20 or "sometimes" not in STYLE):
         scaler.unscale_(optimizer)
         clip(step)
@@ -114,6 +113,9 @@ def update(step: int) -> None:
         scaler.set_growth_interval(14)
     if step == 60 and "tracker" in STYLE:
         scaler._growth_tracker.fill_(scaler.get_growth_interval() - 1)
+    if step == 52 and "closure" in STYLE:
+        optimizer.step(lambda: None)
+        return
     if step == 61 and "direct" in STYLE:
         optimizer.step()
         return
