@@ -304,7 +304,9 @@ class Locator:
         else:
             # The scaler has gone on: what it was is known.
             scale = settle(draft.scale_before)
-            scaled = scale is not None and track.serial not in self._unscaled
+            # A scale of ours is out of the gradients before the step, in any case.
+            ours = self._loop.steered_scale is not None
+            scaled = scale is not None and not ours and track.serial not in self._unscaled
         findings.scale = scale
         largest = max(finite, default=0.0)
         findings.largest = largest if scaled or scale is None else largest * scale

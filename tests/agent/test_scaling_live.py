@@ -1,6 +1,7 @@
 """Scaling by command and in `watch()`; O2 and O3 by what becomes of small updates; on-nonfinite."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpwatch.events import (
     CommandRefused,
     HookDisabled,
     NonfiniteFound,
+    OverflowLocated,
     PrecisionApplied,
     ScalerReplaced,
     StepFinished,
@@ -46,6 +48,22 @@ print(json.dumps({
     "weight": state["0.weight"].item(), "dtype": str(state["0.weight"].dtype),
     "norm": str(state["1.weight"].dtype), "seen": seen[0],
 }))
+"""
+
+# Every finite gradient is 4 times the loss scale; in three windows one parameter's is not finite.
+KNOWN_GRADIENTS = """
+import sys, torch
+model = torch.nn.Linear(2, 1)
+extra = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.0)
+step = 0
+extra.register_hook(lambda gradient: gradient * float("inf") if step in (2, 5, 9) else gradient)
+for step in range(12):
+    (model(torch.ones(4, 2)).sum() + extra.sum()).backward()
+    if "clips" in sys.argv:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 BAD_STEPS = """
@@ -234,3 +252,18 @@ def test_commands_set_scale_and_policy(whose: str, forge: Forge, tmp_path: Path)
     assert [scales[last + k] for k in range(1, 8)] == [*[32.0] * 2, *[64.0] * 3, *[128.0] * 2]
     (replaced,) = listener.of(ScalerReplaced)
     assert replaced.replaced == ("GradScaler" if whose == "own" else "torch")
+
+
+@pytest.mark.parametrize("clips", ["clips", ""])
+def test_headroom_is_that_of_the_scaled_gradients(tmp_path: Path, forge: Forge, clips: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KNOWN_GRADIENTS)
+    with listening(tmp_path) as listener:
+        spec = specification(tmp_path, precision="O1:fp16", scaler="torch", init_scale=1024.0)
+        run = forge.run(script, tmp_path, *([clips] if clips else []), specification=spec)
+        listener.follow(run)
+    assert run.returncode == 0, run.communicate()[1].decode()
+    found = listener.of(OverflowLocated)
+    assert [(event.step, event.loss_scale) for event in found] == [(3, 1024), (6, 512), (10, 256)]
+    for event in found:
+        assert event.headroom_octaves == pytest.approx(math.log2(65504 / (4 * event.loss_scale)))
