@@ -131,7 +131,9 @@ def share_error(reading: Reading, positions: Sequence[int], share: float) -> flo
     )
     if not spread:
         return 0.0
-    return distribution.share_error(share, max(1, int(total * total / spread)), total)
+    # Drawn with replacement: as many draws as there are values do not see them all.
+    drawn = max(1, min(total - 1, int(total * total / spread)))
+    return distribution.share_error(share, drawn, total)
 
 
 def _update(

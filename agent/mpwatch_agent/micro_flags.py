@@ -123,7 +123,7 @@ class MicroFlags:
         self._last_end = None
         if self._windows % GRACE_WINDOWS == 0:
             self._limit()
-        return spent / micro_batches * 1e6 if spent and micro_batches else None
+        return spent / micro_batches * 1e6 if spent and micro_batches > 1 else None
 
     def _limit(self) -> None:
         if not self._micro_s:

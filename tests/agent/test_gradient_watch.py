@@ -133,6 +133,13 @@ def test_the_stated_error_covers_the_exact_share() -> None:
     assert share_error(reading, range(3), 0.5) < 0.03
 
 
+def test_as_many_draws_as_values_are_no_count_of_all() -> None:
+    # 4034 places of 4096, some of them twice, and a bias that is seen whole.
+    reading = Reading([], [4034, 64], [4096, 64], None)
+    assert 0.01 < share_error(reading, range(2), 0.5) < 0.02
+    assert share_error(Reading([], [4096, 64], [4096, 64], None), range(2), 0.5) == 0.0
+
+
 SCRIPT = """
 import torch, random
 torch.manual_seed(0)
