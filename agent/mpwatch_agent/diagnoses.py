@@ -99,6 +99,8 @@ class BrokenForward:
         self._row = 0
         self._module = ""
         self._scale: float | None = None
+        # A step was taken all the same.
+        self._taken = False
 
     def step(self, seen: StepSeen) -> Diagnosis | None:
         if not seen.bad_loss:
@@ -106,11 +108,13 @@ class BrokenForward:
             return None
         if not self._row:
             self._first, self._scale = seen.step, seen.scale_before
+            self._taken = False
         self._row += 1
+        self._taken = self._taken or seen.applied
         self._module = self._module or seen.module
         if self._row not in (BROKEN_FORWARDS, *_DOUBLINGS):
             return None
-        where = f"in {self._module}" if self._module else "before the backward"
+        where = f", first in {self._module}" if self._module else ""
         scale = ""
         if self._scale is not None and seen.scale_after is not None:
             fell = f"from {scale_words(self._scale)} to {scale_words(seen.scale_after)}"
@@ -118,10 +122,17 @@ class BrokenForward:
         return Diagnosis(
             "forward_not_finite",
             "fault",
-            f"the forward makes values that are not finite {where}, in {self._row} windows in a"
-            f" row since step {self._first}{scale}",
-            "no loss scale helps: fp32 or bf16 for that module, or a check of its inputs",
+            f"the forward makes values that are not finite, in {self._row} windows in a row since"
+            f" step {self._first}{where}{scale}",
+            _TAKEN if self._taken else _SKIPPED,
         )
+
+
+_TAKEN = (
+    "steps were taken with them, and the weights with that lost: go back to a checkpoint;"
+    " --on-nonfinite skip takes no such step"
+)
+_SKIPPED = "no loss scale helps: fp32 or bf16 for that module, or a check of its inputs"
 
 
 class ScheduleAhead:

@@ -27,7 +27,7 @@ class Birth(NamedTuple):
     def words(self) -> str:
         """In words, for the evidence of a verdict."""
         if self.bad_weight:
-            return f"its weight {self.bad_weight} is not finite"
+            return f"its parameter {self.bad_weight} is not finite"
         between = ""
         if self.low is not None and self.high is not None:
             between = f" (between {self.low:.4g} and {self.high:.4g})"

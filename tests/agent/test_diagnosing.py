@@ -10,7 +10,7 @@ import torch
 from mpwatch.events import DiagnosisRaised, HookDisabled, OverflowLocated
 from mpwatch_agent import setup_checks, verdicts
 from mpwatch_agent.agent import Agent
-from mpwatch_agent.diagnoses import ScheduleAhead, StepSeen
+from mpwatch_agent.diagnoses import BrokenForward, ScheduleAhead, StepSeen
 from mpwatch_agent.drafts import StepDraft
 from mpwatch_agent.layers import grouped
 from mpwatch_agent.verdicts import Findings
@@ -227,3 +227,28 @@ def test_the_last_lines_have_the_first_overflow_and_the_newest(overflows: int) -
     if overflows > 6:
         expected.insert(1, f"... {overflows - 6} more ...")
     assert steps == expected
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_broken_forward_says_what_became_of_the_weights(applied: bool) -> None:
+    rule, said = BrokenForward(), []
+    for step in range(5, 14):
+        seen = StepSeen(
+            step=step,
+            applied=applied,
+            overflowed=True,
+            bad_loss=True,
+            scale_before=None,
+            scale_after=None,
+            growth_interval=None,
+            learning_rates=(0.1,),
+            module="norm" if step == 5 else "",
+        )
+        said += [found] if (found := rule.step(seen)) is not None else []
+    assert [each.evidence.split(" windows")[0][-1] for each in said] == ["3", "8"]
+    diagnosis = said[-1]
+    assert diagnosis.evidence == (
+        "the forward makes values that are not finite, in 8 windows in a row since step 5,"
+        " first in norm"
+    )
+    assert ("go back to a checkpoint" in diagnosis.advice) is applied
