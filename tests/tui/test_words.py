@@ -7,7 +7,15 @@ import pytest
 
 from mpwatch import events
 from mpwatch.codec import decode_event, decode_frame
-from mpwatch.events import CommandRefused, Event, FaultInjected, JobStarted, OutputLine
+from mpwatch.events import (
+    CommandRefused,
+    DiagnosisRaised,
+    Event,
+    FaultInjected,
+    JobStarted,
+    OutputLine,
+    OverflowLocated,
+)
 from mpwatch.store import PhaseBytes, PhaseSeconds, RunView
 from mpwatch_tui import bars, figures, heading
 from mpwatch_tui.journal import KEPT_LINES, Journal
@@ -78,6 +86,27 @@ def test_the_log_tells_what_plots_do_not() -> None:
         "step 5 skipped: the optimizer's update did not run",
         "pause refused: no",
         "injected overflow at step 6, micro-batch 2 in head.weight",
+    ]
+
+
+def test_the_log_names_where_an_overflow_was_once_per_place() -> None:
+    def located(number: int, parameter: str) -> OverflowLocated:
+        return OverflowLocated(
+            step=number, micro_batch=1, parameter=parameter, module="head", nonfinite="inf",
+            verdict="scale_too_high", evidence="room is small",
+        )  # fmt: skip
+
+    skipped = [step(n, applied=False, overflow=True) for n in range(1, 5)]
+    found = [located(n, "head.weight" if n < 4 else "head.bias") for n in range(1, 5)]
+    pairs = [event for pair in zip(skipped, found, strict=True) for event in pair]
+    worst = DiagnosisRaised(name="scale_cannot_recover", severity="fault", step=4, evidence="so")
+    place = "inf in head.{}, backward; scale_too_high: room is small"
+    assert journal(*pairs, worst) == [
+        "step 1 skipped: overflow",
+        f"step 1, micro-batch 1: {place.format('weight')}",
+        "3 of steps 2 to 4 skipped: overflow",
+        f"step 4, micro-batch 1: {place.format('bias')}",
+        "scale_cannot_recover: so",
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from mpwatch.codec import Frame
-from mpwatch.events import Event, JobStarted, OutputLine
+from mpwatch.events import Event, JobStarted, OutputLine, OverflowLocated
 from mpwatch.vocabulary import clean_text
 from mpwatch_tui import figures
 from mpwatch_tui.looks import Tone
@@ -43,6 +43,7 @@ class Journal:
         self._output: dict[int, int] = {}
         self._series, self._series_count = "", 0
         self._series_began = self._series_step = 0
+        self._place: tuple[int, str | None, str | None, str] | None = None
         self._tuple: tuple[LogLine, ...] | None = ()
 
     @property
@@ -54,6 +55,8 @@ class Journal:
 
     def event(self, frame: Frame, event: Event) -> None:
         """Add what `event` says, if it says anything."""
+        if isinstance(event, OverflowLocated) and self._was_there(frame, event):
+            return
         said = told(frame, event)
         if said is None or (isinstance(event, OutputLine) and self._told_again(event, said)):
             return
@@ -72,6 +75,12 @@ class Journal:
                 steps = f"{self._series_count} of steps {self._series_began} to {said.step}"
             text = f"{steps} {text}"
         self._append(frame.time, said.tone, text)
+
+    def _was_there(self, frame: Frame, event: OverflowLocated) -> bool:
+        """Whether the overflow told last was in the same place: while a scale comes down, say."""
+        before = self._place
+        self._place = (frame.rank, event.parameter, event.module, event.verdict)
+        return before == self._place
 
     def _goes_on(self, said: Said) -> bool:
         """Whether the newest line tells of the same thing, a few steps ago."""
@@ -182,6 +191,15 @@ def _fault(event: Any) -> Said:
     return Said("warn", text)
 
 
+def _place(event: Any) -> str:
+    """Where an overflow was, and what that speaks for."""
+    micro = "" if event.micro_batch is None else f", micro-batch {event.micro_batch}"
+    kind = clean_text(event.nonfinite or "not finite", 20)
+    where = clean_text((event.module if event.where == "forward" else event.parameter) or "?", 100)
+    verdict = f"{clean_text(event.verdict, 30)}: {clean_text(event.evidence, 300)}"
+    return f"step {event.step}{micro}: {kind} in {where}, {event.where}; {verdict}"
+
+
 _TELLERS: Final[dict[str, Callable[[Any], Said | None]]] = {
     "step_finished": _step,
     "output_line": _output,
@@ -204,6 +222,11 @@ _TELLERS: Final[dict[str, Callable[[Any], Said | None]]] = {
     ),
     "agent_stopping": lambda e: Said(
         "event", f"stopping after step {e.step} ({clean_text(e.reason, 40)})"
+    ),
+    "overflow_located": lambda e: Said("warn", _place(e)),
+    "diagnosis_raised": lambda e: Said(
+        "bad" if e.severity == "fault" else "event" if e.severity == "info" else "warn",
+        f"{clean_text(e.name, 60)}: {clean_text(e.evidence, 400)}",
     ),
     "hook_disabled": lambda e: Said(
         "warn", f"hook {clean_text(e.hook, 60)} is off: {clean_text(e.error, 300)}"
