@@ -15,6 +15,7 @@ from mpwatch_agent import casting
 from mpwatch_agent.in_flight import GradientsInFlight
 from mpwatch_agent.leaves import LeafWatch
 from mpwatch_agent.owners import Owners
+from mpwatch_agent.replaced_scaler import replaced_event
 from mpwatch_agent.root_forwards import RootForwards
 from mpwatch_agent.scale_reports import ScaleReports
 from mpwatch_agent.scaler_presets import PRESETS, Policy
@@ -185,6 +186,9 @@ class Precision(Part):
             notes=tuple(clean_text(note, 300) for note in notes),
         )
         self._agent.tell_at_once(event)
+        if self.flight is not None:
+            # By which rules, with which knobs.
+            self._agent.tell_at_once(replaced_event(self.flight.scaler, "", self._agent.loop.steps))
         for note in notes:
             self._agent.say(f"precision {self._mode}: {note}")
 

@@ -19,6 +19,8 @@ class ScaleReports:
     def __init__(self, agent: "Agent", scaler: LossScaler) -> None:
         self._agent = agent
         self._scaler = scaler
+        # The limit that was said last, and where: being pressed against it says no more.
+        self._said: tuple[str, float] | None = None
 
     def decided(self, update: Update) -> None:
         """A window is over: say what is worth saying of its update."""
@@ -28,10 +30,12 @@ class ScaleReports:
         if update.pressed:
             policy = self._scaler.policy
             action = policy.at_floor if update.pressed == "floor" else policy.at_ceiling
-            self._limit(update.pressed, action, update.after)
+            if action != "warn" or self._said != (update.pressed, update.after):
+                self._limit(update.pressed, action, update.after)
 
     def _limit(self, limit: str, action: str, scale: float) -> None:
         agent, scaler = self._agent, self._scaler
+        self._said = (limit, scale)
         step = agent.loop.steps + 1
         agent.tell_at_once(
             ScaleLimitReached(

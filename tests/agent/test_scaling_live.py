@@ -18,6 +18,7 @@ from mpwatch.events import (
     NonfiniteFound,
     OverflowLocated,
     PrecisionApplied,
+    ScaleLimitReached,
     ScalerReplaced,
     StepFinished,
 )
@@ -250,8 +251,29 @@ def test_commands_set_scale_and_policy(whose: str, forge: Forge, tmp_path: Path)
     # Set again, by now under the policy's rules.
     last = outcomes[3].step
     assert [scales[last + k] for k in range(1, 8)] == [*[32.0] * 2, *[64.0] * 3, *[128.0] * 2]
-    (replaced,) = listener.of(ScalerReplaced)
+    # Where the scaler is ours, it says first how it began.
+    replaced = listener.of(ScalerReplaced)[-1]
     assert replaced.replaced == ("GradScaler" if whose == "own" else "torch")
+
+
+def test_a_scaler_of_ours_says_its_knobs_and_each_limit_once(tmp_path: Path, forge: Forge) -> None:
+    script = tmp_path / "script.py"
+    # No parameter's gradient is bad: the scale grows each second window, to its ceiling.
+    script.write_text(KNOWN_GRADIENTS.replace("(2, 5, 9)", "()"))
+    knobs = {
+        "scaler": "torch",
+        "init_scale": 512.0,
+        "growth_interval": "2",
+        "scale_ceiling": 1024.0,
+    }
+    with listening(tmp_path) as listener:
+        spec = specification(tmp_path, precision="O1:fp16", scaler="torch", **knobs)
+        run = forge.run(script, tmp_path, specification=spec)
+        listener.follow(run)
+    assert run.returncode == 0, run.communicate()[1].decode()
+    (policy,) = listener.of(ScalerReplaced)
+    assert (policy.policy, policy.replaced, policy.knobs["ceiling"]) == ("torch", "", 1024.0)
+    assert [(e.limit, e.step) for e in listener.of(ScaleLimitReached)] == [("ceiling", 2)]
 
 
 @pytest.mark.parametrize("clips", ["clips", ""])
