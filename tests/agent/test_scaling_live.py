@@ -267,7 +267,7 @@ def test_a_scaler_of_ours_says_its_knobs_and_each_limit_once(tmp_path: Path, for
         "scale_ceiling": 1024.0,
     }
     with listening(tmp_path) as listener:
-        spec = specification(tmp_path, precision="O1:fp16", scaler="torch", **knobs)
+        spec = specification(tmp_path, precision="O1:fp16", **knobs)
         run = forge.run(script, tmp_path, specification=spec)
         listener.follow(run)
     assert run.returncode == 0, run.communicate()[1].decode()
