@@ -200,7 +200,7 @@ class TrainingUnpaused(Event, frozen=True, kw_only=True):
 
 
 class Heartbeat(Event, frozen=True, kw_only=True):
-    """Sign of life of an agent that has nothing else to say (paused)."""
+    """Sign of life of an agent that has nothing else to say; begins and ends no pause."""
 
     paused: bool = True
 

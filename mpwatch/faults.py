@@ -84,6 +84,21 @@ def parse(text: str) -> Fault:
     )
 
 
+def text_of(fault: Fault) -> str:
+    """The words of `fault`, as `parse` reads them.
+
+    Example:
+        >>> text_of(parse("nan@step=2..4,module=head"))
+        'nan@step=2..4,module=head'
+    """
+    steps = f"{fault.first_step}"
+    if fault.last_step != fault.first_step:
+        steps += f"..{fault.last_step}"
+    values = ((key, getattr(fault, key)) for key in _KEYS[1:])
+    named = "".join(f",{key}={value}" for key, value in values if value is not None)
+    return f"{fault.name}@step={steps}{named}"
+
+
 def _split(text: str, rest: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for part in rest.split(","):

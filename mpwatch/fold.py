@@ -78,6 +78,7 @@ class Fold:
         self.state.silent_s = None
 
 
+# No Heartbeat: it is a sign of life only (its frame counts), and may arrive after the pause's end.
 _HANDLERS: Final[dict[type[events.Event], _Handler]] = {
     events.AgentBound: fold_ranks.agent_bound,
     events.LoopFound: fold_ranks.loop_found,
@@ -92,7 +93,6 @@ _HANDLERS: Final[dict[type[events.Event], _Handler]] = {
     events.EventsDropped: fold_ranks.events_dropped,
     events.TrainingPaused: fold_ranks.paused,
     events.TrainingUnpaused: fold_ranks.unpaused,
-    events.Heartbeat: fold_ranks.heartbeat,
     events.PrecisionApplied: fold_scaling.precision_applied,
     events.PrecisionRefused: fold_scaling.precision_refused,
     events.ScalerReplaced: fold_scaling.scaler_replaced,

@@ -67,17 +67,13 @@ def events_dropped(state: FoldState, frame: Frame, event: events.EventsDropped) 
 
 def paused(state: FoldState, frame: Frame, event: events.TrainingPaused) -> None:
     """The loop waits."""
-    rank_of(state, frame).paused = True
+    rank = rank_of(state, frame)
+    rank.paused, rank.paused_at = True, event.step
 
 
 def unpaused(state: FoldState, frame: Frame, event: events.TrainingUnpaused) -> None:
     """The loop goes on."""
     rank_of(state, frame).paused = False
-
-
-def heartbeat(state: FoldState, frame: Frame, event: events.Heartbeat) -> None:
-    """A sign of life."""
-    rank_of(state, frame).paused = event.paused
 
 
 def fault_injected(state: FoldState, frame: Frame, event: events.FaultInjected) -> None:

@@ -157,6 +157,7 @@ class RankState(msgspec.Struct):
     bound_at: float | None = None
     steps: int = 0
     paused: bool = False
+    paused_at: int = 0  # the step after which the newest pause began
     exited: bool = False
     error_type: str | None = None
     error: str | None = None

@@ -36,6 +36,8 @@ def step_finished(state: FoldState, frame: Frame, event: events.StepFinished) ->
     rank.newest_steps[event.optimizer] = event.step
     if event.optimizer == LEAD_OPTIMIZER:
         rank.steps = event.step
+        # What ended the pause may be among the events that were lost.
+        rank.paused = rank.paused and event.step <= rank.paused_at
     if event.overflow:
         _overflow(state, frame, event)
     if frame.rank != LEAD_RANK:

@@ -25,6 +25,8 @@ REQUESTS_FILE: Final = "requests.jsonl"
 RECORD_FILE: Final = "record.sqlite"
 HUB_LOG_FILE: Final = "hub.log"
 OUTPUT_LOG: Final = "output.log"
+# Written by the agent's entry, which cannot import this module there: it has the name itself.
+UNWATCHED_FILE: Final = "unwatched.txt"
 AGENT_SOCKET: Final = "agent.sock"
 WATCH_SOCKET: Final = "watch.sock"
 HUB_LOCK: Final = "hub.lock"

@@ -24,6 +24,7 @@ from mpwatch.vocabulary import State, clean_text
 
 RUNS_DIRECTORY: Final = "mpwatch-runs"
 LATEST: Final = "latest"
+REASON_BYTES: Final = 2000
 
 
 class Run(NamedTuple):
@@ -225,3 +226,13 @@ def described_attempts(run: Run, evidence: Evidence) -> list[dict[str, Any]]:
         }
         for attempt in run.attempts
     ]
+
+
+def unwatched_reason(run: Run) -> str | None:
+    """Why an agent could not get into a process of the run; None where none left a reason."""
+    try:
+        with open(run.directory / rendezvous.UNWATCHED_FILE, "rb") as file:
+            text = file.read(REASON_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    return clean_text(text.strip(), 300) or None

@@ -282,6 +282,8 @@ class Boundary:
         beat = seen = time.monotonic()
         while self._paused is not None:
             self._take_commands(wait_s=0.2)
+            if self._paused is None:
+                return  # nothing that says "paused" may follow the unpause
             now = time.monotonic()
             if now - beat >= HEARTBEAT_S:
                 beat = now
@@ -289,7 +291,7 @@ class Boundary:
                     seen = now
                 self._say(Heartbeat())
                 self._flush()
-            if now - seen > UNPAUSE_WITHOUT_HUB_S and self._paused and not self._paused.stay:
+            if now - seen > UNPAUSE_WITHOUT_HUB_S and not self._paused.stay:
                 self._paused = None
                 self._say(TrainingUnpaused(step=self._loop.steps, reason="no hub for 60 s"))
 

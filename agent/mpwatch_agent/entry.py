@@ -4,6 +4,7 @@ Runs inside `sitecustomize`, before the script: standard library only, nothing s
 never imported from here, since importing it earlier than the script does changes its threads.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -15,6 +16,9 @@ from types import ModuleType
 from typing import Any
 
 ENVIRONMENT_KEY = "_MPWATCH_AGENT"
+# A module that only our package has, and where in the run directory the reason is left.
+OURS = ("rendezvous.py", "rendezvous.pyc")
+UNWATCHED_FILE = "unwatched.txt"
 
 
 def begin(specification: str) -> None:
@@ -34,12 +38,41 @@ def begin(specification: str) -> None:
 
 def _install(spec: dict[str, Any]) -> None:
     try:
+        hidden_by = _hiding()
+        if hidden_by is not None:
+            _say_unwatched(spec, f"{hidden_by} hides the package mpwatch")
+            return
         from mpwatch_agent.agent import install_for_run
 
         install_for_run(spec)
     except Exception as error:
         # Whatever is wrong with this torch or with us, the script goes on without an agent.
-        os.write(2, f"mpwatch: runs unwatched: {type(error).__name__}: {error}\n".encode())
+        _say_unwatched(spec, f"{type(error).__name__}: {error}")
+
+
+def _hiding() -> str | None:
+    """What of the script is called mpwatch too and found first; it is not imported by us."""
+    found = importlib.util.find_spec("mpwatch")
+    if found is None:
+        return None
+    places = list(found.submodule_search_locations or ())
+    if not places:
+        return f"the file {found.origin}, where the script imports from,"
+    folders = [place for place in places if os.path.isdir(place)]  # not one inside an archive
+    ours = [os.path.join(place, name) for place in folders for name in OURS]
+    if not folders or any(map(os.path.exists, ours)):
+        return None
+    return f"the folder {folders[0]}, where the script imports from,"
+
+
+def _say_unwatched(spec: dict[str, Any], reason: str) -> None:
+    """On stderr, and in the run directory for `show`; the first reason stands."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"mpwatch: runs unwatched: {reason}\n".encode(errors="replace"))
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+        path = os.path.join(spec["run_directory"], UNWATCHED_FILE)
+        with open(path, "x", encoding="utf-8", errors="replace") as file:
+            file.write(f"{reason}\n")
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):

@@ -4,6 +4,7 @@ Each fault fires once for each step it names, across restarts too: a marker file
 directory is made before it fires. Not installed at all unless faults were asked for.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from mpwatch.events import Event, FaultInjected
 from mpwatch.faults import Fault
 from mpwatch_agent.loop import Loop
 from mpwatch_agent.roots import Roots
+from mpwatch_agent.unfired import Unfired
 
 SLOW_S = 1.0
 HUB_STOP_S = 10.0
@@ -43,6 +45,7 @@ class Faults:
         self._tell = tell
         self._output_hooks: list[Any] = []
         self._stopped_hub: tuple[int, float] | None = None
+        self._unfired = Unfired()
 
     # --- moments --------------------------------------------------------------------------
 
@@ -51,6 +54,7 @@ class Faults:
         self._continue_hub()
         micro = self._loop.windows.micro_index()
         for index, fault in self._due():
+            self._unfired.saw(index, micro)
             if fault.name == "nan":
                 self._nan(index, fault, micro)
             elif micro == 0 and (fault.name != "slow" or fault.phase in (None, "forward")):
@@ -69,6 +73,7 @@ class Faults:
         self._output_hooks.clear()
         micro = self._loop.windows.micro_index()
         for index, fault in self._due():
+            self._unfired.saw(index, micro)
             if fault.name == "overflow" and fault.micro == micro:
                 self._overflow(index, fault, micro)
 
@@ -79,10 +84,24 @@ class Faults:
                 self._overflow(index, fault, self._last_micro())
 
     def at_exit(self) -> None:
-        """The interpreter ends: a hub that was stopped goes on."""
+        """The interpreter ends: a hub that was stopped goes on, what never fired is said."""
+        self._let_hub_go()
+        with contextlib.suppress(Exception):  # the agent's last words follow, come what may
+            self._say_unfired()
+
+    def _let_hub_go(self) -> None:
         if self._stopped_hub is not None:
             self._signal(self._stopped_hub[0], signal.SIGCONT)
             self._stopped_hub = None
+
+    def _say_unfired(self) -> None:
+        from mpwatch_agent.agent import say_on_stderr
+
+        # The marker files are those of every attempt and rank.
+        fired = {name.rpartition("-")[0] for name in os.listdir(self._runtime)}
+        for index, fault in enumerate(self._faults):
+            if f"fault-{index}" not in fired:
+                say_on_stderr(self._unfired.line(index, fault, self._loop.steps))
 
     # --- faults ---------------------------------------------------------------------------
 
@@ -123,7 +142,7 @@ class Faults:
 
     def _continue_hub(self) -> None:
         if self._stopped_hub is not None and time.monotonic() >= self._stopped_hub[1]:
-            self.at_exit()
+            self._let_hub_go()
 
     def _hub_pid(self) -> int | None:
         endpoint = rendezvous.read_json(self._run_directory / rendezvous.ENDPOINT_FILE) or {}
@@ -145,7 +164,12 @@ class Faults:
 
     def _overflow(self, index: int, fault: Fault, micro: int | None) -> None:
         found = self._parameter(fault.param)
-        if found is None or found[1].grad is None or not self._fires(index):
+        if found is None or found[1].grad is None:
+            wanted = f"parameter {fault.param}" if fault.param else "parameter"
+            where = "in the optimizer" if found is None and fault.param else "with a gradient"
+            self._unfired.missing(index, f"no {wanted} {where}")
+            return
+        if not self._fires(index):
             return
         name, parameter = found
         gradient = parameter.grad
@@ -184,7 +208,13 @@ class Faults:
         root = self._roots.first()
         modules = dict(root.named_modules()) if root is not None else {}
         module = modules.get(fault.module or "")
-        if module is None or not self._fires(index):
+        if module is None:
+            wanted = (
+                f"module {fault.module}" if fault.module and root is not None else "root module"
+            )
+            self._unfired.missing(index, f"no {wanted} was found")
+            return
+        if not self._fires(index):
             return
         self._output_hooks.append(module.register_forward_hook(_make_nan))
         self._said(fault, micro, fault.module or type(module).__name__)

@@ -39,6 +39,8 @@ def _outside(run: Run, state: State, evidence: Evidence) -> Lines:
     elif last is not None and runs.keeper_is_gone(run):
         words.append("its keeper was killed: the exit code will not be known")
     yield "state", ", ".join(words)
+    if state == "never_trained":
+        yield from _never_trained(run)
     argv = run.info.get("argv")
     if isinstance(argv, list):
         yield "command", clean_text(" ".join(map(str, argv)), 300)
@@ -52,6 +54,18 @@ def _outside(run: Run, state: State, evidence: Evidence) -> Lines:
         for entry in attempts:
             cause = "" if entry["cause"] is None else clean_text(entry["cause"], 200)
             yield f"attempt {entry['n']}", f"{moment(entry['started_at'])}  {cause}"
+
+
+def _never_trained(run: Run) -> Lines:
+    """What that state can mean: a script that trained unseen has it too."""
+    if not run.info.get("watched", True):
+        yield "", "the script ran unwatched: see its stderr"
+        return
+    reason = runs.unwatched_reason(run)
+    meaning = "no process made an optimizer or ran a backward, or the script ran unwatched"
+    yield "", meaning if reason else f"{meaning}: see its stderr"
+    if reason:
+        yield "", f"a process of it ran unwatched: {reason}"
 
 
 def _training(view: RunView) -> Lines:

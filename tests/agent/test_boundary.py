@@ -110,6 +110,32 @@ def test_a_conversation(tmp_path: Path, forge: Forge) -> None:
     assert listener.of(AgentExited)[0].windows_open == 0
 
 
+EAGER = f"""
+import runpy
+import mpwatch_agent.boundary
+mpwatch_agent.boundary.HEARTBEAT_S = 0.0  # a beat is due in every round of a pause
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+
+
+def test_no_heartbeat_follows_the_end_of_a_pause(tmp_path: Path, forge: Forge) -> None:
+    script = tmp_path / "eager.py"
+    script.write_text(EAGER)
+    with listening(tmp_path) as listener:
+        process = forge.run(script, tmp_path, specification=specification(tmp_path))
+        listener.until(StepFinished)
+        ask(listener, "a", Pause())
+        listener.until(Heartbeat, 2)
+        ask(listener, "b", Unpause())
+        listener.until(TrainingUnpaused)
+        listener.until(StepFinished, listener.of(TrainingPaused)[0].step + 1)
+        ask(listener, "c", StopAtBoundary())
+        assert end(listener, process)[0] == 0
+    told = [type(event) for _, event in listener.events]
+    assert Heartbeat in told[: told.index(TrainingUnpaused)]
+    assert Heartbeat not in told[told.index(TrainingUnpaused) :]
+
+
 def test_norms_follow_the_cadence_that_was_set(tmp_path: Path, forge: Forge) -> None:
     with listening(tmp_path) as listener:
         process = run(forge, tmp_path, max_steps=9, grad_norm_every=3, memory_every=4)

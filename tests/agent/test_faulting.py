@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpwatch import rendezvous
-from mpwatch.events import FaultInjected
+from mpwatch.events import AgentExited, FaultInjected
 from tests.support.agent_runs import Listener, listening, specification
 from tests.support.forge import Forge
 
@@ -105,3 +105,33 @@ def test_the_hub_is_killed_or_stopped_by_its_endpoint_file(tmp_path: Path, forge
     while not pid and time.monotonic() < deadline:
         pid, status = os.waitpid(hub, os.WNOHANG)
     assert os.waitstatus_to_exitcode(status) == -9
+
+
+def test_a_fault_that_never_fired_is_said_with_the_reason(tmp_path: Path, forge: Forge) -> None:
+    reasons = {
+        "overflow@step=4..9": "the run ended after step 3",
+        "overflow@step=2,micro=7": "no micro-batch 7 there, the last one was 2 (from 0)",
+        "nan@step=2,micro=3,module=1": "no micro-batch 3 there, the last one was 2 (from 0)",
+        "overflow@step=2,param=head.weight": "no parameter head.weight in the optimizer",
+        "nan@step=3,micro=1,module=head": "no module head was found",
+        "slow@step=2,phase=saving": "phase saving was not seen to begin there",
+    }
+    # Fired at one of its steps is fired; one for another rank is not this rank's to tell of.
+    silent = ["overflow@step=3..9,micro=1", "overflow@step=2,rank=1"]
+    with listening(tmp_path) as listener:
+        spec = specification(tmp_path, inject=[*reasons, *silent])
+        process = forge.run(SCRIPT, tmp_path, "3", specification=spec)
+        listener.follow(process)
+    stdout, stderr = process.communicate()
+    assert [line.split()[1] for line in stdout.decode().splitlines()] == ["True", "True", "False"]
+    said = [line for line in stderr.decode().splitlines() if "--inject" in line]
+    assert said == [f"mpwatch: --inject {text} never fired: {why}" for text, why in reasons.items()]
+    assert [event.fault for event in listener.of(FaultInjected)] == ["overflow"]
+    assert len(listener.of(AgentExited)) == 1
+    # The same directory is that of the next attempt: what fired in the first is not said there.
+    with listening(tmp_path) as listener:
+        (tmp_path / "rank-1-0").unlink()
+        spec = specification(tmp_path, inject=[*reasons, *silent])
+        process = forge.run(SCRIPT, tmp_path, "1", specification=spec)
+        listener.follow(process)
+    assert b"micro=1 never" not in process.communicate()[1]

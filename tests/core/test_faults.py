@@ -25,6 +25,7 @@ from mpwatch.vocabulary import FAULTS, FAULTS_TO_COME
 )  # fmt: skip
 def test_faults_are_read(text: str, fault: Fault) -> None:
     assert faults.parse(text) == fault
+    assert faults.text_of(fault) == text
 
 
 @pytest.mark.parametrize(

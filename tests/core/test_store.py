@@ -374,3 +374,16 @@ def test_changes_of_accumulation_are_decisions(told: Told) -> None:
         (2, "accumulate 1", "refused"),
     ]
     assert view.windows_dropped == 3
+
+
+def test_only_what_says_so_pauses_a_run_or_ends_its_pause(told: Told) -> None:
+    assert not told(bound(), step(3), events.Heartbeat()).paused
+    assert told(events.TrainingPaused(step=3), events.Heartbeat(paused=False)).paused
+    # A step that was done before the pause may be told after it; a later one means it is over.
+    assert told(step(3)).paused
+    assert not told(step(4)).paused
+    assert told(events.TrainingPaused(step=4)).paused
+    unpause = events.CommandApplied(id="u", command="unpause", step=4)
+    view = told(events.TrainingUnpaused(step=4), unpause, events.Heartbeat())
+    assert not view.paused
+    assert not view.ranks[0].paused

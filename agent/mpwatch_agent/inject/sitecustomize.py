@@ -31,7 +31,20 @@ def _begin() -> None:
         begin(specification)
     except Exception as error:
         # The interpreter of the script may not have mpwatch installed, or an older one.
-        os.write(2, f"mpwatch: runs unwatched: {type(error).__name__}: {error}\n".encode())
+        _say_unwatched(specification, f"{type(error).__name__}: {error}")
+
+
+def _say_unwatched(specification: str, reason: str) -> None:
+    """On stderr, and in the run directory for `show`, as `mpwatch_agent.entry` does it."""
+    import json
+
+    try:
+        os.write(2, f"mpwatch: runs unwatched: {reason}\n".encode(errors="replace"))
+        path = os.path.join(json.loads(specification)["run_directory"], "unwatched.txt")
+        with open(path, "x", encoding="utf-8", errors="replace") as file:
+            file.write(f"{reason}\n")
+    except Exception:
+        return  # there already, or no place for it: stderr has it
 
 
 _begin()
