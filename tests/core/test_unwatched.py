@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,9 @@ def state_lines(shown: str) -> list[str]:
     return [line[13:] for line in lines[first:after]]
 
 
-def run_script(place: Path, run_directory: Path, *path: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    place: Path, run_directory: Path, *path: str, interpreter: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """A script in `place` that imports torch and its own `mpwatch`, under the agent."""
     script = place / "train.py"
     script.write_text("import torch, sys\nprint(sorted(n for n in sys.modules if 'mpw' in n))\n")
@@ -36,7 +39,7 @@ def run_script(place: Path, run_directory: Path, *path: str) -> subprocess.Compl
     given = json.dumps(specification(run_directory))
     environment = plain_environment(_MPWATCH_AGENT=given, PYTHONPATH=os.pathsep.join(path))
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
+        [interpreter, str(script)], env=environment, capture_output=True, text=True, check=True
     )
     assert "Traceback" not in done.stderr
     return done
@@ -94,12 +97,14 @@ def test_a_folder_named_mpwatch_beside_the_script_is_said_to_hide_the_package(
 
 
 def test_an_interpreter_without_the_agent_leaves_the_reason_too(tmp_path: Path) -> None:
-    # The folder that is put on the path, alone, as in an interpreter that has no mpwatch.
+    # The folder that is put on the path, alone, and an interpreter that has no package at all.
+    venv.create(tmp_path / "bare")
+    bare = str(tmp_path / "bare" / "bin" / "python")
     alone = tmp_path / "inject"
     alone.mkdir()
     (alone / "sitecustomize.py").write_text((INJECT / "sitecustomize.py").read_text())
     for _ in range(2):
-        done = run_script(tmp_path, tmp_path, str(alone))
+        done = run_script(tmp_path, tmp_path, str(alone), interpreter=bare)
         assert done.stderr.startswith("mpwatch: runs unwatched: ModuleNotFoundError: No module")
         assert done.stdout == "[]\n"
     left = (tmp_path / "unwatched.txt").read_text()
