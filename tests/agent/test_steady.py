@@ -48,6 +48,9 @@ STYLES = {
     "scaled-injects-early-tracker": 50,
     "clip-injects": 25,
     "scaled-unscale-clip-poisons": 50,
+    "late-scaled-unscale-clip": 70,
+    "late-window-scaled-unscale-clip": 70,
+    "late-scaled-unscale-clip-overflow": 60,
     # Every way to clear gradients.
     "window-unset-throws-discards": 50,
     "default-module-throws": 70,
